@@ -1,0 +1,1 @@
+"""The pure heart of Atlas: contracts, events, decisions. No I/O, no clock, no environment, no threads."""

@@ -1,0 +1,392 @@
+"""What a run does next: pure, so that running, recovering and replaying share one code path.
+
+    decide(state, now)   every command that follows from the state, in order
+      settle             effects that an earlier attempt left open: repeat, probe or doubt
+      halt               cancelled, abandoned, out of time, interrupted
+      judge              each call of the code: answer, perform, ask, refuse, spawn
+      conclude           the code came back: how the run ends
+
+A command says what to do; the driver does it and reports back with events and observations. Deciding twice
+on the same state gives the same commands, so a driver that has acted on one must change the state first.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from atlas.kernel.code import CallMade, Finished
+from atlas.kernel.errors import (
+    ApprovalRequired,
+    Cancelled,
+    ErrorRecord,
+    LimitRefused,
+    PolicyRefused,
+    ReplayMismatch,
+    RunFailed,
+)
+from atlas.kernel.event import Decision, EffectIntended, EffectReceived, EffectRefused
+from atlas.kernel.policy import Ruling, class_default
+from atlas.kernel.state import State, clock
+
+Recorded: TypeAlias = EffectReceived | EffectRefused
+Outcome: TypeAlias = Literal["succeeded", "failed", "refused", "cancelled"]
+
+# How long code that is being run again may go without asking for what the record says it asked.
+RECALL_PATIENCE_US: Final = 10_000_000
+MAX_FRUITLESS_ATTEMPTS: Final = 5
+
+
+class StartCode(msgspec.Struct, frozen=True):
+    """Execute the agent's code, from its beginning; recorded calls will be answered from the record."""
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """These effects can be neither repeated nor probed: a person must say what became of them."""
+
+    effects: tuple[str, ...]
+    reason: str
+
+
+class Recall(msgspec.Struct, frozen=True):
+    """Answer the call from the record."""
+
+    call: CallMade
+    recorded: Recorded
+
+
+class Intend(msgspec.Struct, frozen=True):
+    """Record the intent of a step, then have it performed."""
+
+    call: CallMade
+    ruling: Ruling
+    answered_by: str = ""
+
+
+class Repeat(msgspec.Struct, frozen=True):
+    """Perform a step whose intent is on record and which may safely be performed again."""
+
+    call: CallMade
+
+
+class Examine(msgspec.Struct, frozen=True):
+    """Probe a step whose intent is on record before deciding to perform it."""
+
+    call: CallMade
+
+
+class Spawn(msgspec.Struct, frozen=True):
+    """Start a child run, unless its agent, input or the tree's limits forbid it."""
+
+    call: CallMade
+
+
+class Rejoin(msgspec.Struct, frozen=True):
+    """Wait for a child that an earlier attempt started."""
+
+    call: CallMade
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Put the effect before a person."""
+
+    call: CallMade
+    reason: str
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """Decide against the effect; the code gets the error and may go on."""
+
+    call: CallMade
+    decision: Decision
+    error: ErrorRecord
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """Answer the call with an error that is no fact about the world and is not recorded."""
+
+    call: CallMade
+    error: ErrorRecord
+
+
+class CancelCode(msgspec.Struct, frozen=True):
+    """Tell the code to stop; it has the grace period."""
+
+    reason: str
+
+
+class Park(msgspec.Struct, frozen=True):
+    """Stop the code and give the lease back until something wakes the run."""
+
+    reason: Literal["person", "doubt", "interrupted"]
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """The process that held the code is gone: begin a new attempt."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """Append the terminal event."""
+
+    outcome: Outcome
+    finished: Finished | None = None
+    error: ErrorRecord | None = None
+
+
+class WakeAt(msgspec.Struct, frozen=True):
+    """Decide again at this time if nothing else happens first."""
+
+    time_us: int
+
+
+Verdict: TypeAlias = Recall | Intend | Repeat | Examine | Spawn | Rejoin | Ask | Refuse | Reject
+Command: TypeAlias = Verdict | StartCode | Doubt | CancelCode | Park | Retry | End | WakeAt
+
+
+def decide(state: State, now_us: int) -> tuple[Command, ...]:
+    """Every command that follows from the state, in the order they must be carried out."""
+    if state.ended is not None:
+        return ()
+    halted = _halt(state, now_us)
+    if halted is not None:
+        return halted
+    live = state.live
+    if live.finished is not None:
+        return (conclude(state, live.finished),)
+    if not live.has_code:
+        return settle(state) or (StartCode(), WakeAt(deadline_us(state, now_us)))
+    verdicts = _judge_all(state)
+    if not verdicts and not live.performing and not live.awaiting:
+        if state.doubted:
+            return (Park("doubt"),)
+        if state.asked:
+            return (Park("person"),)
+    return (*verdicts, WakeAt(_next_look_us(state, now_us)))
+
+
+def settle(state: State) -> tuple[Command, ...]:
+    """What must happen before the code may run again; empty when nothing stands in its way."""
+    doubtful = tuple(
+        effect
+        for effect, intent in state.open.items()
+        if effect not in state.doubted and effect not in state.permitted and not is_recoverable(intent)
+    )
+    commands: tuple[Command, ...] = ()
+    if doubtful:
+        commands = (Doubt(doubtful, "the process ended after it began the effect and before it recorded the outcome"),)
+    if doubtful or state.doubted:
+        return (*commands, Park("doubt"))
+    if state.fruitless >= MAX_FRUITLESS_ATTEMPTS:
+        error = RunFailed(
+            f"the agent's process was lost {state.fruitless} times in a row without any progress",
+            hint="Look at the captured output with 'atlas show'; the machine may be out of memory.",
+            code="worker_lost",
+        )
+        return (End("failed", error=error.record()),)
+    return commands
+
+
+def is_recoverable(intent: EffectIntended) -> bool:
+    """True when an open intent can be settled without a person."""
+    return intent.kind == "spawn" or intent.effect_class == "read_only" or intent.idempotent or intent.can_probe
+
+
+def is_ready(state: State, call: CallMade) -> bool:
+    """True when the call can be judged now.
+
+    A call that the record does not know waits while recorded ones have not been asked for again: code that
+    runs the same way will ask for them, and code that does not must not act on the world a second time.
+    """
+    live = state.live
+    if call.effect in live.performing or call.effect in live.awaiting or call.effect in state.asked:
+        return False
+    return live.unclaimed == 0 or call.effect in state.open
+
+
+def judge(state: State, call: CallMade, recorded: Recorded | None, children: int) -> Verdict:
+    """What becomes of one call of the code; `children` is how many the run has started or is starting."""
+    if recorded is not None:
+        return Recall(call, recorded)
+    intent = state.open.get(call.effect)
+    if intent is not None:
+        return _judge_open(state, call, intent)
+    if state.cancel is not None:
+        return Reject(call, Cancelled("the run was cancelled").record())
+    if call.kind == "spawn":
+        return _judge_spawn(state, call, children)
+    return _judge_step(state, call)
+
+
+def conclude(state: State, finished: Finished) -> End:
+    """How a run ends whose code came back."""
+    if state.cancel is not None:
+        return End("cancelled", error=_cancelled(state))
+    if finished.error is not None:
+        outcome: Outcome = "refused" if finished.error.code in _REFUSALS else "failed"
+        return End(outcome, error=finished.error)
+    if state.live.unclaimed:
+        error = ReplayMismatch(
+            f"the code finished without asking again for {state.live.unclaimed} recorded effects",
+            hint="Code must ask for the same effects each time it runs; use context.now/random/uuid and key=.",
+        )
+        return End("failed", error=error.record())
+    return End("succeeded", finished=finished)
+
+
+def deadline_us(state: State, now_us: int) -> int:
+    """When the run must be over if it goes on like this."""
+    active_us, elapsed_us = clock(state, now_us)
+    limits = state.created.limits
+    left = int(limits.timeout_s * 1_000_000) - active_us
+    if state.created.depth == 0:
+        left = min(left, int(limits.tree_timeout_s * 1_000_000) - elapsed_us)
+    return now_us + max(0, left)
+
+
+_REFUSALS: Final = frozenset(
+    {"refused", "policy_refused", "approval_required", "limit_refused", "spawn_not_allowed", "circuit_open"}
+    | {"max_spawn_depth", "max_children_per_run", "max_runs_per_tree", "spawn_rate"}
+)
+
+
+def _halt(state: State, now_us: int) -> tuple[Command, ...] | None:
+    live = state.live
+    if state.abandoned:
+        error = RunFailed(f"a person abandoned the effect {state.abandoned}", code="effect_abandoned")
+        return (End("failed", error=error.record()),)
+    if state.cancel is not None:
+        return _halt_cancelled(state, now_us)
+    if live.is_lost:
+        return (Retry(),)
+    if live.is_stopping:
+        return () if live.performing else (Park("interrupted"),)
+    if live.has_code and live.finished is None and now_us >= deadline_us(state, now_us):
+        return (End("failed", error=_timeout(state, now_us)),)
+    if live.calls and live.unclaimed and now_us - live.quiet_since_us >= RECALL_PATIENCE_US:
+        names = ", ".join(sorted(call.effect for call in live.calls.values()))
+        mismatch = ReplayMismatch(
+            f"the code asks for {names}, but the record says it asked for something else before",
+            hint="Code must ask for the same effects each time it runs; use context.now/random/uuid and key=.",
+        )
+        return (End("failed", error=mismatch.record()),)
+    return None
+
+
+def _halt_cancelled(state: State, now_us: int) -> tuple[Command, ...]:
+    live = state.live
+    end = End("cancelled", error=_cancelled(state))
+    if not live.has_code or live.finished is not None or live.is_lost:
+        return (end,)
+    rejected = tuple(v for v in _judge_all(state) if isinstance(v, Reject))
+    if not live.cancel_sent_us:
+        return (*rejected, CancelCode(state.cancel.reason if state.cancel else ""))
+    grace_end_us = live.cancel_sent_us + int(state.created.limits.cancel_grace_s * 1_000_000)
+    return (end,) if now_us >= grace_end_us else (*rejected, WakeAt(grace_end_us))
+
+
+def _judge_all(state: State) -> tuple[Verdict, ...]:
+    live = state.live
+    children = state.children + sum(effect not in state.open for effect in live.awaiting)
+    verdicts: list[Verdict] = []
+    for call in live.calls.values():
+        if is_ready(state, call):
+            verdict = judge(state, call, None, children)
+            children += isinstance(verdict, Spawn)
+            verdicts.append(verdict)
+    return tuple(verdicts)
+
+
+def _judge_open(state: State, call: CallMade, intent: EffectIntended) -> Verdict:
+    if intent.args_hash != call.args_hash:
+        error = ReplayMismatch(
+            f"{call.effect} was asked for with other arguments before",
+            hint="Give each different call a key= of its own.",
+        )
+        return Reject(call, error.record())
+    if intent.kind == "spawn":
+        return Rejoin(call)
+    if call.effect in state.permitted or intent.effect_class == "read_only" or intent.idempotent:
+        return Repeat(call)
+    return Examine(call)
+
+
+def _judge_spawn(state: State, call: CallMade, children: int) -> Verdict:
+    limits = state.created.limits
+    if not state.created.may_spawn:
+        error = LimitRefused(
+            f"agent {state.created.agent} may not spawn agents",
+            hint="Set 'requires: {spawn_agents: true}' in its agent.yaml.",
+            code="spawn_not_allowed",
+        )
+        return Refuse(call, "deny", error.record())
+    if state.created.depth + 1 > limits.depth:
+        error = LimitRefused(
+            f"spawning {call.name} would pass the depth limit of {limits.depth}",
+            hint="Raise execution.max_spawn_depth in atlas.config.yaml.",
+            code="max_spawn_depth",
+        )
+        return Refuse(call, "deny", error.record())
+    if children + 1 > limits.children:
+        error = LimitRefused(
+            f"this run has spawned {children} agents, its limit",
+            hint="Raise execution.max_children_per_run in atlas.config.yaml.",
+            code="max_children_per_run",
+        )
+        return Refuse(call, "deny", error.record())
+    return Spawn(call)
+
+
+def _judge_step(state: State, call: CallMade) -> Verdict:
+    ruling = class_default(call.effect_class)
+    if ruling.decision == "deny":
+        error = PolicyRefused(
+            f"step {call.name} is {call.effect_class}: denied by default",
+            hint="Only a policy of the vault's owner can allow this class.",
+        )
+        return Refuse(call, "deny", error.record())
+    if ruling.decision == "allow":
+        return Intend(call, ruling)
+    answer = state.answers.get(call.effect)
+    if answer is not None and answer.args_hash == call.args_hash:
+        if answer.approved:
+            return Intend(call, Ruling("allow", f"approved by {answer.by}"), answered_by=answer.signal_id)
+        error = PolicyRefused(f"{answer.by} denied step {call.name}: {answer.reason or 'no reason given'}")
+        return Refuse(call, "deny", error.record())
+    if state.created.unattended:
+        unasked = ApprovalRequired(
+            f"step {call.name} needs a person's approval and the run is unattended",
+            hint="Run it without --unattended, or lower the effect class of the step.",
+        )
+        return Refuse(call, "deny", unasked.record())
+    return Ask(call, ruling.reason)
+
+
+def _next_look_us(state: State, now_us: int) -> int:
+    at = deadline_us(state, now_us)
+    if state.live.calls and state.live.unclaimed:
+        at = min(at, state.live.quiet_since_us + RECALL_PATIENCE_US)
+    return at
+
+
+def _timeout(state: State, now_us: int) -> ErrorRecord:
+    active_us, _ = clock(state, now_us)
+    limits = state.created.limits
+    if active_us >= int(limits.timeout_s * 1_000_000):
+        return RunFailed(
+            f"the run used its {limits.timeout_s:g} s",
+            hint="Set timeout_s in agent.yaml or execution.timeouts.agent in atlas.config.yaml.",
+            code="timeout",
+        ).record()
+    return RunFailed(
+        f"the run and its children used the {limits.tree_timeout_s:g} s of their tree",
+        hint="Raise execution.timeouts.chain in atlas.config.yaml.",
+        code="tree_timeout",
+    ).record()
+
+
+def _cancelled(state: State) -> ErrorRecord:
+    cancel = state.cancel
+    if cancel is None:
+        return Cancelled("the run was cancelled").record()
+    return Cancelled(f"cancelled by {cancel.by}" + (f": {cancel.reason}" if cancel.reason else "")).record()

@@ -1,0 +1,224 @@
+"""The ports: what the core asks of the world, and the guarantees it relies on.
+
+Control code sees these Protocols and never an adapter. The contract suites in `atlas.testing` state every
+guarantee below as a test that each adapter must pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
+
+from atlas.kernel.contract import Contract
+from atlas.kernel.event import Event
+from atlas.kernel.run import (
+    Append,
+    Appended,
+    Claimed,
+    InboxItem,
+    Lease,
+    NewRun,
+    NewSignal,
+    RunPage,
+    RunQuery,
+    RunRow,
+    SessionRow,
+    Signal,
+    SpendRow,
+    Submitted,
+)
+
+
+class Clock(Protocol):
+    """Time and randomness."""
+
+    def now_us(self) -> int:
+        """Integer UTC microseconds."""
+        ...
+
+    def entropy(self, size: int) -> bytes:
+        """`size` unpredictable bytes."""
+        ...
+
+
+class Wake(Protocol):
+    """Tells a waiter that something was committed, by this process or another."""
+
+    async def wait(self, timeout_s: float) -> bool:
+        """True as soon as something was committed since the last call, False after `timeout_s`; never misses one."""
+        ...
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The files of an agent that a run pins, each path with the SHA-256 of its bytes; `digest` names them all.
+
+    `digest` is the SHA-256 of the JSON object `files`, keys sorted: the name under which the ledger keeps it.
+    """
+
+    digest: str
+    files: dict[str, str]
+
+
+class Vault(Protocol):
+    """The folder tree that people write."""
+
+    def agents(self) -> list[str]:
+        """The names of all agents, sorted."""
+        ...
+
+    def contract(self, name: str) -> Contract:
+        """The agent's contract with its runtime resolved; NotFound, or Invalid with every problem of the file."""
+        ...
+
+    def snapshot(self, name: str) -> Snapshot:
+        """What a run of the agent would pin now."""
+        ...
+
+    def read(self, name: str, path: str) -> bytes:
+        """One file of an agent's snapshot."""
+        ...
+
+    def placed(self, digest: str) -> str | None:
+        """The folder in which a snapshot's files lie complete and unchanged, if they do."""
+        ...
+
+    def place(self, digest: str, files: Mapping[str, bytes]) -> str:
+        """Puts a snapshot's files into a folder of their own, all or nothing."""
+        ...
+
+    def contract_in(self, folder: str) -> Contract:
+        """The contract of a placed snapshot."""
+        ...
+
+
+class Ledger(Protocol):
+    """The event store: append-only, fenced, durable once acknowledged.
+
+    Every method raises LedgerUnavailable (disk full, locked, read-only, unreachable) or LedgerCorrupt, and
+    then nothing acknowledged before is lost.
+    """
+
+    async def open(self) -> None:
+        """Connects, migrates an older schema, refuses a newer one with the version that can read it."""
+        ...
+
+    async def close(self) -> None:
+        """Everything acknowledged is durable; nothing is accepted after."""
+        ...
+
+    async def submit(self, run: NewRun) -> Submitted:
+        """Creates the run, its session when new, its first event and its place in the queue, in one commit.
+
+        With a key: the same principal, agent and key give the run made first; another fingerprint is a Conflict.
+        An unknown `session_id` creates that session; an existing one of another agent or principal is a Conflict.
+        A top-level run takes the session's next turn number; a child (with a parent) has turn 0.
+        """
+        ...
+
+    async def claim(
+        self,
+        owner: str,
+        *,
+        limit: int,
+        lease_s: float,
+        max_running: int,
+        places: Sequence[str] = ("",),
+        run_id: str = "",
+    ) -> list[Claimed]:
+        """Takes up to `limit` runs that are due, or whose lease has lapsed, and makes them running.
+
+        Only runs whose `place` is listed. Never lets runs in state running with a live lease exceed `max_running`.
+        Order: lapsed leases first, then priority, then a fair share among trees (start-time fair queueing by
+        root run), then age. A session's turn is not claimable while an earlier turn of it has not ended. With
+        `run_id` only that run, whatever its due time or the caps, and when its state is terminal it stays so.
+        """
+        ...
+
+    async def renew(self, leases: Sequence[Lease], lease_s: float) -> list[Lease]:
+        """Extends the leases still held, also lapsed ones nobody took; those missing from the answer are lost."""
+        ...
+
+    async def owners(self) -> list[str]:
+        """Who holds leases now."""
+        ...
+
+    async def expire(self, owner: str) -> int:
+        """Lets the leases of an owner known to be dead lapse at once; how many there were."""
+        ...
+
+    def append(self, batch: Append) -> Awaitable[Appended]:
+        """Commits the batch; the answer comes when it is durable.
+
+        Batches take effect in the order of the calls to `append`, from the moment of the call. StaleLease when
+        the lease's generation is not the run's; LimitRefused when `tree_limits` would be passed; then nothing of
+        this batch happened, and other batches of the same group are untouched. Reaching a terminal state, or
+        `release`, gives the lease back. With `release` and state queued the run is due at `due_us`. A released
+        run that has unconsumed signals is queued instead of parked.
+        """
+        ...
+
+    async def signal(self, signal: NewSignal) -> bool:
+        """Inserts the signal, and queues the run when it is parked; False when this id was inserted before."""
+        ...
+
+    async def signals(self, run_id: str = "") -> list[Signal]:
+        """Signals that nobody has consumed, oldest first: of one run, or of all that have not ended."""
+        ...
+
+    async def events(self, run_id: str, *, after: int = 0, limit: int = 0) -> list[Event]:
+        """The run's events after a sequence number, in order; all of them when `limit` is 0."""
+        ...
+
+    async def feed(self, after: int, limit: int) -> list[Event]:
+        """Events of all runs after a global position, in commit order, none ever skipped."""
+        ...
+
+    async def head(self) -> int:
+        """The global position of the newest event."""
+        ...
+
+    async def run(self, run_id: str) -> RunRow:
+        """The run's row, or NotFound."""
+        ...
+
+    async def runs(self, query: RunQuery) -> RunPage:
+        """Runs newest first, one page; as fast at a million events as at ten."""
+        ...
+
+    async def last_children(self, agent: str, snapshot: str, limit: int) -> list[RunRow]:
+        """The newest ended child runs of an agent with this snapshot, newest end first."""
+        ...
+
+    async def session(self, session_id: str) -> SessionRow:
+        """The session, or NotFound."""
+        ...
+
+    async def inbox(self, run_id: str = "") -> list[InboxItem]:
+        """What waits for a person, oldest first."""
+        ...
+
+    async def spend(self, since_day: str = "", agent: str = "") -> list[SpendRow]:
+        """Totals by day, agent and principal; kept incrementally, never by rescanning."""
+        ...
+
+    async def erase(self, run_id: str, seq: int) -> None:
+        """Replaces body and salt of one event by nothing; the chain still verifies and says so."""
+        ...
+
+    async def put_blob(self, data: bytes) -> str:
+        """The SHA-256 (hex) under which the bytes are durably kept."""
+        ...
+
+    async def get_blob(self, digest: str) -> bytes:
+        """The exact bytes; NotFound, or LedgerCorrupt when they no longer match their name."""
+        ...
+
+    def wake(self, *, every_commit: bool = False) -> AbstractAsyncContextManager[Wake]:
+        """A subscription to commits that make work: a submission, a signal, a change of a run's state.
+
+        With `every_commit` also to those that only append events.
+        """
+        ...
