@@ -1,0 +1,189 @@
+"""What changes the record in SQLite: submitting, appending, signalling. Runs inside the writer's transaction.
+
+Checks come before the first write wherever a caller can provoke the refusal, because a job that is refused with
+nothing written costs its group nothing. What is refused later is undone by the writer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from atlas.kernel.chain import GENESIS
+from atlas.kernel.event import NO_SPEND
+from atlas.kernel.run import PARKED, TERMINAL, Append, Appended, NewRun, NewSignal, RunState, Submitted
+from atlas.ledger import rule
+from atlas.ledger.sqlite_desk import SqliteDesk
+from atlas.ledger.sqlite_queue import open_next_turn, queue, tag_for
+
+
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """A run's row as an append needs it; the columns of `run_head`."""
+
+    rowid: int
+    state: RunState
+    owner: str
+    generation: int
+    seq: int
+    hash: bytes
+    agent: str
+    principal: str
+    session_id: str
+    turn: int
+    root_run_id: str
+    place: str
+    priority: int
+
+
+def submit(desk: SqliteDesk, run: NewRun) -> Submitted:
+    """The run that answers the submission, created now unless it was before."""
+    existing = _find(desk, run)
+    if existing:
+        return Submitted(existing, False)
+    _create(desk, run)
+    return Submitted(run.run_id, True)
+
+
+def append(desk: SqliteDesk, batch: Append) -> Appended:
+    """Everything in the batch, by the holder of the lease."""
+    run_id = batch.lease.run_id
+    row = desk.one("run_head", (run_id,))
+    if row is None:
+        raise rule.no_run(run_id)
+    head = Head(*row)
+    rule.check_fence(batch.lease, head.owner, head.generation)
+    state, released = rule.settle(head.state, batch)
+    children = _new_children(desk, batch, head) if batch.children else ()
+
+    seq, link = desk.write_events(run_id, batch.drafts, head.seq, head.hash) if batch.drafts else (head.seq, head.hash)
+    _touch(desk, head, batch, seq, link)
+    for signal_id in batch.consumed:
+        if not desk.do("consume_signal", (seq, signal_id, run_id)):
+            raise rule.signal_gone(run_id, signal_id)
+    for child in children:
+        submit(desk, child)
+    for signal in batch.signals:
+        insert_signal(desk, signal)
+    for item in batch.inbox_open:
+        desk.do("open_inbox", msgspec.structs.astuple(item))
+    for effect in batch.inbox_close:
+        desk.do("close_inbox", (run_id, effect))
+    if released or state != head.state:
+        _move(desk, head, batch, state, released)
+    return Appended(seq, desk.position)
+
+
+def insert_signal(desk: SqliteDesk, signal: NewSignal) -> bool:
+    """Stores the signal unless its id was stored before, and queues a run that sleeps.
+
+    A run that somebody holds hears of it by its wake. A run whose lease has lapsed is claimable already, and stays
+    as it is, so that whoever takes it over learns who held it.
+    """
+    row = desk.one("signal_target", (signal.run_id,))
+    if row is None:
+        raise rule.no_run(signal.run_id)
+    rowid, state, owner, place, priority, root_run_id = row
+    values = (signal.id, signal.run_id, signal.kind, signal.principal, signal.body, desk.now_us, int(state in TERMINAL))
+    if not desk.do("insert_signal", values):
+        return False
+    desk.has_work = True
+    if state in PARKED and not owner:
+        queue(desk, rowid, desk.now_us, place, priority, root_run_id)
+    return True
+
+
+def erase(desk: SqliteDesk, run_id: str, seq: int) -> None:
+    """Empties body and salt of one event."""
+    if not desk.erase(run_id, seq):
+        raise rule.no_event(run_id, seq)
+
+
+def _find(desk: SqliteDesk, run: NewRun) -> str:
+    """The run that was created for this submission before, or nothing."""
+    if run.key:
+        row = desk.one("find_key", (run.principal, run.agent, run.key))
+        if row is not None:
+            rule.check_key(run, row[0], row[1])
+            return str(row[1])
+    return run.run_id if desk.one("has_run", (run.run_id,)) else ""
+
+
+def _new_children(desk: SqliteDesk, batch: Append, head: Head) -> tuple[NewRun, ...]:
+    """The children that do not exist yet, when the tree may have that many more."""
+    children = tuple(child for child in batch.children if not _find(desk, child))
+    if batch.tree_limits is not None and children:
+        row = desk.one("tree_runs", (head.root_run_id,))
+        recent = desk.one("recent_spawns", (head.root_run_id, rule.minute_start(desk.now_us)))
+        rule.check_limits(batch.tree_limits, row[0] if row else 0, recent[0], len(children))
+    return children
+
+
+def _create(desk: SqliteDesk, run: NewRun) -> None:
+    now_us = desk.now_us
+    turn = _take_turn(desk, run) if run.session_id else 0
+    is_blocked = turn > 0 and desk.one("has_open_turn", (run.session_id,)) is not None
+    is_ready = not is_blocked and run.due_us <= now_us
+    seq, link = desk.write_events(run.run_id, (run.created,), 0, GENESIS)
+    values = (
+        *(run.run_id, run.session_id, turn, run.agent, run.version, run.snapshot, run.principal),
+        *(run.parent_run_id, run.parent_effect, run.root_run_id, run.depth),
+        *(run.priority, run.place, run.key, now_us, now_us, run.due_us, seq, link, int(is_blocked)),
+        tag_for(desk, run.place, run.priority, run.root_run_id) if is_ready else 0,
+    )
+    desk.do("insert_run", values)
+    desk.has_work = True
+    desk.do("grow_tree", (run.root_run_id,))
+    if run.parent_run_id:
+        desk.do("drop_old_spawns", (run.root_run_id, rule.minute_start(now_us)))
+        desk.do("add_spawn", (run.root_run_id, now_us // 1_000_000))
+    if run.key:
+        desk.do("insert_key", (run.principal, run.agent, run.key, run.fingerprint, run.run_id))
+
+
+def _take_turn(desk: SqliteDesk, run: NewRun) -> int:
+    """The turn of the run in its session, which is made when new; 0 for a child."""
+    row = desk.one("find_session", (run.session_id,))
+    if row is None:
+        turn = 1 if rule.is_turn(run) else 0
+        desk.do("insert_session", (run.session_id, run.agent, run.principal, desk.now_us, turn, run.branch_of))
+        return turn
+    agent, principal, turns = row
+    rule.check_session(run, agent, principal)
+    if not rule.is_turn(run):
+        return 0
+    desk.do("take_turn", (turns + 1, run.session_id))
+    return int(turns) + 1
+
+
+def _touch(desk: SqliteDesk, head: Head, batch: Append, seq: int, link: bytes) -> None:
+    """Moves the head of the chain and adds what was spent."""
+    if batch.spend == NO_SPEND:
+        desk.do("touch_run", (seq, link, desk.now_us, head.rowid))
+        return
+    spend: Any = msgspec.structs.astuple(batch.spend)
+    desk.do("touch_run_spend", (seq, link, desk.now_us, *spend, head.rowid))
+    desk.do("add_spend", (rule.utc_day(desk.now_us), head.agent, head.principal, *spend))
+
+
+def _move(desk: SqliteDesk, head: Head, batch: Append, state: RunState, released: bool) -> None:
+    """Gives the run its new state, and its lease back.
+
+    Whether a signal is open is asked in the same transaction that parks: a signal committed before is seen here and
+    queues the run, one committed later finds it parked and queues it. No order loses the wake-up.
+    """
+    desk.has_work = True
+    due_us = batch.due_us
+    if released and state in PARKED and desk.one("has_signal", (batch.lease.run_id,)):
+        state, due_us = rule.park(state, True), desk.now_us
+    if state == "queued":
+        queue(desk, head.rowid, due_us, head.place, head.priority, head.root_run_id)
+    elif state in TERMINAL and head.state not in TERMINAL:
+        desk.do("end_run", (state, desk.now_us, desk.now_us, head.rowid))
+        desk.do("end_signals", (batch.lease.run_id,))
+        if head.root_run_id == batch.lease.run_id:
+            desk.do("drop_lane", (head.place, head.priority, head.root_run_id))
+        if head.turn:
+            open_next_turn(desk, head.session_id)
+    else:
+        desk.do("release_run" if released else "move_run", (state, desk.now_us, head.rowid))

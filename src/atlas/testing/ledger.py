@@ -1,0 +1,37 @@
+"""The contract of the port `Ledger`, as cases that every adapter must pass.
+
+An author provides a rig (one empty store and its time) and runs each case on a new one:
+
+    @pytest.mark.parametrize("case", ledger.cases(can_jump=True, has_peers=True), ids=lambda case: case.name)
+    def test_my_ledger(case, tmp_path):
+        asyncio.run(case.check(MyRig(tmp_path)))
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from atlas.testing import (
+    ledger_append,
+    ledger_lease,
+    ledger_queue,
+    ledger_random,
+    ledger_read,
+    ledger_signal,
+    ledger_submit,
+    ledger_wake,
+)
+from atlas.testing.ledger_rig import Case, Rig
+
+__all__ = ["Case", "Rig", "cases"]
+
+
+def cases(*, can_jump: bool, has_peers: bool) -> list[Case]:
+    """Every case that a rig can play: one that can let minutes pass at once, one that can open its store twice."""
+    modules: tuple[ModuleType, ...] = (
+        *(ledger_lease, ledger_queue, ledger_signal, ledger_submit, ledger_append, ledger_read, ledger_wake),
+    )
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Case)]
+    found += ledger_random.RANDOM_CASES
+    able = {"": True, "jump": can_jump, "peers": has_peers}
+    return [case for case in found if able[case.needs]]
