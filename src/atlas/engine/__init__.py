@@ -1,0 +1,1 @@
+"""Runs agents' Python code: in pooled worker processes, or inside this process."""

@@ -1,0 +1,283 @@
+"""What an agent's code sees: the class it extends and the context through which it reaches the world.
+
+Every call on the context that touches the world is an effect with a stable name, so that code that runs again after
+a crash gets the recorded answers to the calls it made before. The engine gives the code nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from random import Random
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Literal, TypeAlias, overload
+
+import msgspec
+
+from atlas.engine import value
+from atlas.engine.call import Call, Calls
+from atlas.engine.conversation import Conversation, Reply
+from atlas.engine.failure import clean
+from atlas.engine.step import Done, perform_step
+from atlas.kernel.code import Answer, Job, Noted, ValueTaken
+from atlas.kernel.errors import AtlasError, Fault, Invalid, from_record
+from atlas.kernel.event import EffectClass
+
+__all__ = ["AgentBase", "AgentContext", "Done", "FanoutResult"]
+
+Level: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LEVELS: Final = ("debug", "info", "warning", "error")
+_LOG_CHUNK: Final = 16 * 1024
+# `name:1.2.0`, `name:latest` and `name:^1.2` are versions of agents; any other word after a colon names a model.
+_VERSION: Final = re.compile(r"latest|[\^~<>=]*\d+(\.[\dx*]+)*([-+].*)?")
+
+
+class AgentBase:
+    """The class an agent extends: implement `execute`; the rest is optional.
+
+    `contract` is for an agent that is defined in code: what `agent.yaml` would say under `agent:`.
+    """
+
+    contract: ClassVar[Mapping[str, object]] = MappingProxyType({})
+
+    def execute(self, input: dict[str, Any], context: AgentContext) -> Awaitable[dict[str, Any]] | dict[str, Any]:
+        """Turns the input into the output; normally `async def`. Runs again after a crash, see `AgentContext.step`."""
+        raise NotImplementedError(f"{type(self).__name__} has no execute()")
+
+    def on_startup(self) -> Awaitable[None] | None:
+        """Called once before the first run of this instance, for what is slow to load."""
+        return None
+
+    def on_shutdown(self) -> Awaitable[None] | None:
+        """Called when the instance is no longer needed; not after a crash."""
+        return None
+
+
+class FanoutResult(msgspec.Struct, frozen=True):
+    """One cell of a fan-out: which agent got which input, and its output or its error."""
+
+    agent: str
+    input: Any
+    output: Any = None
+    error: AtlasError | None = None
+
+
+class AgentContext:
+    """What one run's code may do and know. Use it on the event loop that called `execute`."""
+
+    def __init__(self, job: Job, conversation: Conversation, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._job = job
+        self._conversation = conversation
+        self._clock_ns = clock_ns
+        self._calls = Calls()
+        self._nows = 0
+        self._random: Random | None = None
+
+    # What the run is
+
+    @property
+    def run_id(self) -> str:
+        """This run."""
+        return self._job.run_id
+
+    @property
+    def root_run_id(self) -> str:
+        """The run at the top of this tree."""
+        return self._job.root_run_id
+
+    @property
+    def parent_run_id(self) -> str:
+        """The run that spawned this one; empty for a run at the top."""
+        return self._job.parent_run_id
+
+    @property
+    def session_id(self) -> str:
+        """The session this run is a turn of."""
+        return self._job.session_id
+
+    @property
+    def principal(self) -> str:
+        """Who asked."""
+        return self._job.principal
+
+    @property
+    def agent(self) -> str:
+        """The agent's name."""
+        return self._job.agent
+
+    @property
+    def attempt(self) -> int:
+        """1 the first time, more after a crash."""
+        return self._job.attempt
+
+    @property
+    def deadline(self) -> datetime:
+        """When the run is stopped."""
+        return _EPOCH + timedelta(microseconds=self._job.deadline_us)
+
+    def time_left_s(self) -> float:
+        """Seconds until the deadline by the real clock; not recorded, so decide nothing durable by it."""
+        return max(0.0, self._job.deadline_us / 1e6 - self._clock_ns() / 1e9)
+
+    @property
+    def tokens_left(self) -> int:
+        """What the tree could still use when this attempt began."""
+        return self._job.tokens_left
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True once somebody wants the run to stop; for code that computes long without awaiting."""
+        if self._conversation.cancelled is None:
+            self._conversation.poll()
+        return self._conversation.cancelled is not None
+
+    # Effects
+
+    async def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *args: Any,
+        effect: EffectClass = "reversible_write",
+        idempotent: bool = False,
+        probe: Callable[..., Any] | None = None,
+        key: str | None = None,
+    ) -> Any:
+        """`fn(*args)`, performed at most once for this run and answered from the record ever after.
+
+        The intent is durable before `fn` is called and its result is recorded after. After a crash in between, an
+        `idempotent` or read-only step is performed again, one with a `probe` is probed (`Done(result)` when it
+        happened, None when it surely did not), and any other waits for a person. `args` are JSON values; what is
+        not JSON is closed over and named by `key`. A parameter called `effect_key` of `fn` or `probe` receives a
+        text that is the same each time this step is tried. What `fn` raises is recorded and raised as RunFailed.
+        """
+        call = self._calls.step(name, fn, args, effect, idempotent, probe, key)
+        if call.turn is None:
+            return await perform_step(self._conversation, self._job.folder, call, fn, args, probe)
+        async with call.turn:
+            return await perform_step(self._conversation, self._job.folder, call, fn, args, probe)
+
+    async def spawn(self, agent: str, input: Mapping[str, Any], key: str | None = None) -> Any:
+        """The output of a child run of `agent`, which is started once; raises what the child ended with."""
+        call = self._calls.spawn(agent, input, key)
+        if call.turn is None:
+            return await self._child(*self._begin(call))
+        async with call.turn:
+            return await self._child(*self._begin(call))
+
+    @overload
+    async def spawn_many(self, children: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Any]: ...
+    @overload
+    async def spawn_many(
+        self, children: Iterable[tuple[str, Mapping[str, Any]]], return_errors: bool
+    ) -> list[Any | AtlasError]: ...
+    async def spawn_many(
+        self, children: Iterable[tuple[str, Mapping[str, Any]]], return_errors: bool = False
+    ) -> list[Any]:
+        """The outputs of child runs that run at the same time, in the order given.
+
+        Waits for all of them. Then the first error in that order is raised, or, with `return_errors`, each error
+        stands in its child's place.
+        """
+        # All calls are numbered and asked before the first wait, so the numbering never depends on who ends first.
+        calls = [self._calls.spawn(agent, input, None) for agent, input in children]
+        begun = [self._begin(call) for call in calls]
+        results: list[Any] = []
+        try:
+            for call_id, waiting in begun:
+                try:
+                    results.append(await self._child(call_id, waiting))
+                except AtlasError as error:
+                    results.append(error)
+        finally:
+            for call_id, waiting in begun[len(results) :]:
+                self._conversation.forget(call_id, waiting)
+        if not return_errors:
+            for result in results:
+                if isinstance(result, AtlasError):
+                    raise result
+        return results
+
+    async def fanout(self, agents: Sequence[str], inputs: Sequence[Mapping[str, Any]]) -> list[FanoutResult]:
+        """Every agent with every input, at the same time: all inputs of the first agent, then of the second."""
+        for agent in agents:
+            _name, colon, version = str(agent).partition(":")
+            if colon and not _VERSION.fullmatch(version):
+                raise Invalid(
+                    f"{agent!r} names a model, and models are not available yet",
+                    hint="Name agents, with a version if you like: summarizer or summarizer:1.2.0.",
+                    code="models_not_available",
+                )
+        cells = [(agent, input) for agent in agents for input in inputs]
+        results = await self.spawn_many(cells, return_errors=True)
+        return [
+            FanoutResult(agent, input, error=result)
+            if isinstance(result, AtlasError)
+            else FanoutResult(agent, input, output=result)
+            for (agent, input), result in zip(cells, results, strict=True)
+        ]
+
+    # One-way messages
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Says how far the run is, from 0 to 1."""
+        if fraction != fraction:
+            raise Invalid("progress is a number from 0 to 1, not NaN")
+        self._conversation.say(Noted(clean(str(text))[:_LOG_CHUNK], fraction=min(1.0, max(0.0, float(fraction)))))
+
+    def log(self, text: object, level: Level = "info") -> None:
+        """Puts a line into the run's record."""
+        if level not in _LEVELS:
+            raise Invalid(f"unknown log level {level!r}", hint=f"Use one of {', '.join(_LEVELS)}.")
+        line = clean(str(text))
+        for start in range(0, len(line) or 1, _LOG_CHUNK):
+            self._conversation.say(Noted(line[start : start + _LOG_CHUNK], level))
+
+    # Values from outside, the same each time the code runs
+
+    def now(self) -> datetime:
+        """The time; the n-th call gives the same answer each time the code runs."""
+        recorded = self._job.values.get("now", ())
+        if self._nows < len(recorded):
+            moment = recorded[self._nows]
+        else:
+            moment = self._clock_ns() // 1000
+            self._conversation.say(ValueTaken("now", self._nows, moment))
+        self._nows += 1
+        return _EPOCH + timedelta(microseconds=moment)
+
+    def random(self) -> float:
+        """A number from 0 up to 1; the same sequence each time the code runs."""
+        return self._dice().random()
+
+    def uuid(self) -> str:
+        """A random UUID; the same sequence each time the code runs."""
+        bits = self._dice().getrandbits(128) & ~(0xF << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62
+        digits = f"{bits:032x}"
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+    def _dice(self) -> Random:
+        if self._random is None:
+            self._random = Random(self._job.seed)
+        return self._random
+
+    def _begin(self, call: Call) -> tuple[int, asyncio.Future[Reply]]:
+        call_id = self._conversation.next_id()
+        return call_id, self._conversation.ask(call.made(call_id))
+
+    async def _child(self, call_id: int, waiting: asyncio.Future[Reply]) -> Any:
+        try:
+            reply = await waiting
+        except asyncio.CancelledError:
+            self._conversation.forget(call_id, waiting)
+            raise
+        if not isinstance(reply, Answer):
+            raise Fault(f"a spawn was answered with {type(reply).__name__}")
+        if reply.error is not None:
+            raise from_record(reply.error)
+        return value.decode(reply.result)
