@@ -1,0 +1,336 @@
+"""The composition root: the only place that builds adapters and wires them.
+
+open_host    a vault folder -> ledger, workers, agents, driver -> Host
+Program      what the command line is given
+Atlas        the same for Python programs, from any thread or event loop
+main         the `atlas` command
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+    import threading
+    from types import TracebackType
+
+    from atlas.control.host import Host
+    from atlas.control.report import Result
+    from atlas.engine.agent import AgentBase
+    from atlas.kernel.code import Executor
+    from atlas.kernel.config import Config
+    from atlas.kernel.contract import Contract
+    from atlas.kernel.event import Body, Event
+    from atlas.kernel.port import Clock, Ledger
+    from atlas.kernel.run import RunPage, RunQuery
+    from atlas.kernel.state import State
+
+T = TypeVar("T")
+
+
+class SystemClock:
+    """The machine's clock and randomness."""
+
+    def now_us(self) -> int:
+        """Integer UTC microseconds."""
+        import time
+
+        return time.time_ns() // 1000
+
+    def entropy(self, size: int) -> bytes:
+        """`size` unpredictable bytes."""
+        return os.urandom(size)
+
+
+@asynccontextmanager
+async def open_host(
+    root: Path,
+    environ: Mapping[str, str],
+    *,
+    clock: Clock | None = None,
+    agents: Sequence[type[AgentBase]] = (),
+) -> AsyncIterator[Host]:
+    """An open vault: its ledger, its workers and a driver that starts when it is needed."""
+    from atlas.control.agents import INLINE_PLACE, Agents
+    from atlas.control.drive import Driver, DriverOptions, Owner, SlotPool
+    from atlas.control.host import Host
+    from atlas.control.world import World
+    from atlas.engine.inline import InlineExecutor
+    from atlas.engine.pool import WorkerPool
+    from atlas.engine.process import is_alive, kill, process_of
+    from atlas.vault.folder import FolderVault
+    from atlas.vault.validate import compile_schema
+
+    clock = clock or SystemClock()
+    vault = FolderVault(root)
+    config = vault.config()
+    execution = config.execution
+    contracts = {contract.name: contract for contract in (contract_of(cls) for cls in agents)}
+    async with AsyncExitStack() as stack:
+        ledger = build_ledger(root, config, environ, clock)
+        await ledger.open()
+        stack.push_async_callback(ledger.close)
+        workers = await stack.enter_async_context(WorkerPool(idle_s=execution.worker_idle_s))
+        here = await stack.enter_async_context(InlineExecutor(dict(zip(contracts, agents, strict=True))))
+
+        def executor(state: State) -> Executor:
+            return here if state.created.place.startswith(INLINE_PLACE) else workers
+
+        slots = SlotPool(execution.max_concurrent_agents)
+        known = Agents(vault, ledger, clock, execution, compile_schema, contracts)
+        world = World(
+            ledger=ledger,
+            clock=clock,
+            agents=known,
+            executor=executor,
+            slots=slots,
+            kill=kill,
+            boundary=boundary_of(environ),
+        )
+        options = DriverOptions(
+            owner=Owner(process_of(os.getpid()), clock.entropy(4).hex()),
+            lease_s=execution.lease_s,
+            max_running=execution.max_concurrent_agents,
+            places=("", *(f"{INLINE_PLACE}{name}" for name in contracts)),
+            is_alive=is_alive,
+        )
+        driver = Driver(world, slots, options)
+        host = Host(
+            ledger=ledger, vault=vault, config=config, clock=clock, agents=known, driver=driver, executor=executor
+        )
+        yield await stack.enter_async_context(host)
+
+
+def build_ledger(root: Path, config: Config, environ: Mapping[str, str], clock: Clock) -> Ledger:
+    """The ledger that the environment or the configuration names; SQLite in the vault by default."""
+    runtime = root / ".atlas"
+    runtime.mkdir(exist_ok=True)
+    url = environ.get("ATLAS_LEDGER_URL") or config.ledger.url
+    if url:
+        from atlas.ledger.postgres import PostgresLedger
+
+        return PostgresLedger(url, clock=clock, blobs=runtime / "blobs")
+    from atlas.ledger.sqlite import SqliteLedger
+
+    return SqliteLedger(runtime / "ledger.db", clock=clock, blobs=runtime / "blobs")
+
+
+def boundary_of(environ: Mapping[str, str]) -> Callable[[str], None]:
+    """What happens when a driver crosses a named point: nothing, unless a fault is to be injected there."""
+    plan = environ.get("ATLAS_FAULT")
+    if not plan:
+        return lambda name: None
+    from atlas.testing.fault import fault_at
+
+    return fault_at(plan)
+
+
+def contract_of(cls: type[AgentBase]) -> Contract:
+    """The contract of an agent that is defined in code."""
+    import msgspec
+
+    from atlas.kernel.contract import Contract, suggest_name
+
+    written = dict(cls.contract)
+    written.setdefault("name", suggest_name(cls.__name__))
+    written.setdefault("version", "0.0.0")
+    written.setdefault("description", (cls.__doc__ or cls.__name__).strip().splitlines()[0])
+    written.setdefault("runtime", "python")
+    return msgspec.convert(written, Contract)
+
+
+class Atlas:
+    """A vault for Python programs: usable from any thread and any event loop, several at a time in one process.
+
+    Runs are driven on an event loop of its own in a background thread, which starts with the first call and
+    stops with `close`; what is still under way then is parked and goes on with the next process.
+    """
+
+    def __init__(
+        self,
+        vault: str | Path | None = None,
+        *,
+        agents: Sequence[type[AgentBase]] = (),
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._vault = None if vault is None else str(vault)
+        self._agents = tuple(agents)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._host: Host
+        self._closing: asyncio.Event
+
+    def run(self, agent: str, input: Any = None, **options: Any) -> Result:
+        """Runs the agent to its end and returns what it came to; options as for `submit` (session_id, key, ...)."""
+        return self._soon(self._run(agent, input, options)).result()
+
+    async def run_async(self, agent: str, input: Any = None, **options: Any) -> Result:
+        """`run` for code on an event loop."""
+        import asyncio
+
+        return await asyncio.wrap_future(self._soon(self._run(agent, input, options)))
+
+    def stream(self, agent: str, input: Any = None, **options: Any) -> Iterator[tuple[Event, Body]]:
+        """Runs the agent and yields its events as they become durable; the last one says how it rests."""
+        events = self._stream(agent, input, options)
+        while (item := self._soon(_next_or_none(events)).result()) is not None:
+            yield item
+
+    async def stream_async(self, agent: str, input: Any = None, **options: Any) -> AsyncIterator[tuple[Event, Body]]:
+        """`stream` for code on an event loop."""
+        import asyncio
+
+        events = self._stream(agent, input, options)
+        while (item := await asyncio.wrap_future(self._soon(_next_or_none(events)))) is not None:
+            yield item
+
+    def runs(self, query: RunQuery | None = None) -> RunPage:
+        """Runs, newest first."""
+        return self._soon(self._runs(query)).result()
+
+    async def runs_async(self, query: RunQuery | None = None) -> RunPage:
+        """`runs` for code on an event loop."""
+        import asyncio
+
+        return await asyncio.wrap_future(self._soon(self._runs(query)))
+
+    def close(self) -> None:
+        """Parks what is under way and stops; idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._loop.call_soon_threadsafe(self._closing.set)
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _run(self, agent: str, input: Any, options: dict[str, Any]) -> Result:
+        from atlas.control.report import result_of
+
+        submitted = await self._host.submit(agent, input, **options)
+        await self._host.drive(submitted.run_id)
+        return result_of(await self._host.report(submitted.run_id))
+
+    async def _stream(self, agent: str, input: Any, options: dict[str, Any]) -> AsyncIterator[tuple[Event, Body]]:
+        submitted = await self._host.submit(agent, input, **options)
+        self._host.start_driving()
+        async for item in self._host.follow(submitted.run_id):
+            yield item
+
+    async def _runs(self, query: RunQuery | None) -> RunPage:
+        from atlas.kernel.run import RunQuery
+
+        return await self._host.runs(query or RunQuery())
+
+    def _soon(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        import asyncio
+
+        try:
+            if self._thread is None:
+                self._start()
+        except BaseException:
+            coroutine.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _start(self) -> None:
+        import asyncio
+        import concurrent.futures
+        import threading
+
+        opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        thread = threading.Thread(target=lambda: asyncio.run(self._serve(opened)), name="atlas", daemon=True)
+        thread.start()
+        opened.result()
+        self._thread = thread
+
+    async def _serve(self, opened: concurrent.futures.Future[None]) -> None:
+        import asyncio
+
+        from atlas.kernel.errors import AtlasError
+
+        self._loop = asyncio.get_running_loop()
+        self._closing = asyncio.Event()
+        try:
+            root = Program(self._environ).vault_path(self._vault)
+            async with open_host(root, self._environ, agents=self._agents) as host:
+                self._host = host
+                opened.set_result(None)
+                await self._closing.wait()
+        except AtlasError as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)
+
+
+async def _next_or_none(events: AsyncIterator[T]) -> T | None:
+    return await anext(events, None)
+
+
+class Program:
+    """What the command line is given: its environment, and ways to make, find and open a vault."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+
+    def vault_path(self, vault: str | None) -> Path:
+        """The vault that an option, the environment or the current folder names; NotFound when none is there."""
+        from atlas.vault.folder import find_vault
+
+        return find_vault(vault, self.environ, Path.cwd(), Path.home())
+
+    def open(self, vault: str | None) -> AbstractAsyncContextManager[Host]:
+        """The vault, open for use."""
+        return open_host(self.vault_path(vault), self.environ)
+
+    def new_vault(self, path: Path) -> None:
+        """Makes a vault with two agents to try."""
+        from atlas.vault.scaffold import new_agent, new_vault
+
+        vault = new_vault(path)
+        new_agent(vault, "summarizer", "python")
+        new_agent(vault, "effects", "effects")
+
+    def new_agent(self, vault: Path, name: str, template: str) -> Path:
+        """Makes an agent from a template and returns its folder."""
+        from atlas.vault.folder import FolderVault
+        from atlas.vault.scaffold import new_agent
+
+        return new_agent(FolderVault(vault), name, template)
+
+    async def probe_worker(self) -> float:
+        """Starts a worker process, waits for its answer and ends it: how many seconds that took."""
+        import tempfile
+        import time
+
+        from atlas.control.report import result_of
+
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            self.new_vault(root / "vault")
+            began = time.monotonic()
+            async with open_host(root / "vault", {}) as host:
+                submitted = await host.submit("summarizer", {"text": "one two three"})
+                await host.drive(submitted.run_id)
+                result = result_of(await host.report(submitted.run_id))
+            result.unwrap()
+            return time.monotonic() - began
+
+
+def main() -> None:
+    """The `atlas` command."""
+    from atlas.cli import root
+
+    root(obj=Program(os.environ), prog_name="atlas")

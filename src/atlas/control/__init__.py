@@ -1,0 +1,1 @@
+"""Use cases: submit, drive, inspect, answer, replay, fork, verify. Sees ports, never adapters."""

@@ -1,0 +1,556 @@
+"""One driver's attempt at one run: carries out what `decide` says until the run rests.
+
+    run        load -> (decide -> carry out -> observe)* -> parked, ended or lost
+
+Everything that can happen (the code speaks, a commit became durable, a signal or the clock arrived) is a message
+in one inbox, handled in order; so a run needs no locks. Intents are awaited before the code may perform;
+receipts are not, because the ledger keeps the order of appends and every later intent stands behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections import deque
+from typing import assert_never
+
+import msgspec
+
+from atlas.control.family import Family
+from atlas.control.history import History, load
+from atlas.control.payload import inline, pack, unpack
+from atlas.control.record import Record
+from atlas.control.signal import AnswerBody, CancelBody, ResolveBody
+from atlas.control.world import ChildRefused, ChildStarted, Durable, Granted, Lost, Message, Stop, Tick, World
+from atlas.kernel.code import (
+    Answer,
+    CallMade,
+    Cancel,
+    Code,
+    Finished,
+    Noted,
+    Perform,
+    Performed,
+    Printed,
+    Probe,
+    Probed,
+    ValueTaken,
+)
+from atlas.kernel.decide import (
+    Ask,
+    CancelCode,
+    Command,
+    Doubt,
+    End,
+    Examine,
+    Intend,
+    Park,
+    Recall,
+    Refuse,
+    Reject,
+    Rejoin,
+    Repeat,
+    Retry,
+    Spawn,
+    StartCode,
+    WakeAt,
+    decide,
+    is_recoverable,
+)
+from atlas.kernel.errors import AtlasError, Fault, Refused
+from atlas.kernel.event import (
+    NULL,
+    AttemptStarted,
+    CancelRequested,
+    EffectAnswered,
+    EffectAsked,
+    EffectDoubted,
+    EffectIntended,
+    EffectReceived,
+    EffectRefused,
+    EffectResolved,
+    Logged,
+    OutputCaptured,
+    RunEnded,
+    RunParked,
+    ValueRecorded,
+)
+from atlas.kernel.run import Appended, Claimed, InboxItem, RunState, Signal
+from atlas.kernel.state import STEP_SPEND
+
+
+class Attempt:
+    """A run in the hands of this process."""
+
+    def __init__(self, world: World, claimed: Claimed) -> None:
+        self.run_id = claimed.lease.run_id
+        self.lease = claimed.lease
+        self._world = world
+        self._inbox: deque[Message] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_us = 0
+        self._code: Code | None = None
+        self._history: History
+        self._record: Record
+        self._family: Family
+        self._unclaimed: set[str] = set()
+        self._seen_signals: set[str] = set()
+        self._is_retry = False
+        self._is_loaded = False
+        self._rest: RunState | None = None
+
+    @property
+    def waits_for_children(self) -> bool:
+        """True when only children can bring this run forward."""
+        return self._is_loaded and self._record.state.is_waiting_for_children
+
+    def post(self, message: Message) -> None:
+        """Puts something into the inbox; on the driver's loop only."""
+        self._inbox.append(message)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def run(self) -> RunState | None:
+        """Drives the run until it rests; its state then, or None when another owner has it now."""
+        try:
+            await self._load()
+            await self._drain()
+            while self._rest is None:
+                await self._step()
+            return self._rest
+        except _LeaseLost:
+            return None
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._code is not None:
+                await self._code.stop()
+            if self._is_loaded:
+                self._family.close()
+            else:
+                self._world.slots.give_back()
+
+    async def _step(self) -> None:
+        """Carries out what is decided now, then waits for something to happen."""
+        commands = decide(self._record.state, self._world.clock.now_us())
+        for command in commands:
+            await self._carry_out(command)
+        if self._rest is None and not any(isinstance(command, _SILENT) for command in commands):
+            await self._receive()
+
+    async def fail(self, error: Exception) -> RunState | None:
+        """Ends a run that met a bug of ours, so that it is not tried for ever; None when even that is impossible."""
+        if not self._is_loaded or self._rest is not None:
+            return None
+        detail = "".join(traceback.format_exception(error)[-8:])
+        fault = Fault(
+            f"{type(error).__name__}: {error}", hint="This is a bug in Atlas; please report it.", detail=detail
+        )
+        try:
+            await self._end(End("failed", error=fault.record()))
+        except AtlasError:
+            return None
+        return self._rest
+
+    async def _load(self) -> None:
+        world = self._world
+        self._history = await load(world.ledger, self.run_id)
+        state = self._history.state
+        if state.is_leased and state.worker is not None:
+            # The owner before us did not give the run back. Its worker may still be performing an effect,
+            # so it dies before anything here decides what that effect became.
+            await world.kill(state.worker)
+        self._record = Record(world.ledger, world.clock, self.lease, state, self._lose)
+        self._family = Family(world, self._record, self.post, self._send)
+        self._unclaimed = set(self._history.answers) | set(state.open)
+        self._is_loaded = True
+        world.boundary("loaded")
+        if state.ended is not None:
+            self._rest = state.ended.state
+
+    async def _receive(self) -> None:
+        if not self._inbox:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        await self._drain()
+
+    async def _drain(self) -> None:
+        while self._inbox and self._rest is None:
+            await self._handle(self._inbox.popleft())
+
+    def _lose(self, error: AtlasError) -> None:
+        self.post(Lost(error))
+
+    # What arrives
+
+    async def _handle(self, message: Message) -> None:
+        record = self._record
+        match message:
+            case CallMade():
+                await self._called(message)
+            case Performed():
+                await self._performed(message)
+            case Probed():
+                await self._probed(message)
+            case Durable():
+                self._go_on(message)
+            case ChildStarted():
+                self._remember(await self._family.started(message.intent))
+            case ChildRefused(call=call, error=Refused() as error):
+                self._family.forget(call.effect)
+                self._refuse(Refuse(call, "deny", error.record()))
+            case ChildRefused(error=error):
+                self._lose(error)
+            case Signal():
+                await self._signalled(message)
+            case Finished():
+                lost = message.error is not None and message.error.code == "worker_killed"
+                record.observe(is_lost=lost) if lost else record.observe(finished=message)
+            case ValueTaken():
+                record.write(ValueRecorded(message.name, message.occurrence, message.value), lazy=True)
+            case Noted():
+                record.write(Logged(message.message, message.level, message.fraction), lazy=True)
+            case Printed():
+                record.write(OutputCaptured(message.stream, message.text), lazy=True)
+            case Stop():
+                record.observe(is_stopping=True)
+            case Lost():
+                raise _LeaseLost(message.error.message)
+            case Tick():
+                self._timer = None
+            case Granted():
+                self._family.resume()
+            case _:
+                assert_never(message)
+
+    async def _called(self, call: CallMade) -> None:
+        if call.effect in self._unclaimed:
+            self._unclaimed.discard(call.effect)
+            self._record.observe(unclaimed=len(self._unclaimed), quiet_since_us=self._world.clock.now_us())
+        recorded = self._history.answers.get(call.effect)
+        if recorded is not None:
+            await self._recall(Recall(call, recorded))
+        else:
+            self._record.observe(calls={**self._record.state.live.calls, call.id: call})
+
+    async def _performed(self, message: Performed) -> None:
+        call = self._under_way(message.id)
+        self._world.boundary("receipt.before")
+        result = inline(message.result) or await pack(self._world.ledger, message.result)
+        receipt = EffectReceived(call, result, message.error, duration_us=message.duration_us)
+        self._remember(receipt)
+        self._record.write(receipt, lazy=True, spend=STEP_SPEND)
+        self._world.boundary("receipt.written")
+
+    async def _probed(self, message: Probed) -> None:
+        live = self._record.state.live
+        effect = next(name for name, call_id in live.performing.items() if call_id == message.id)
+        match message.found:
+            case "done":
+                self._under_way(message.id)
+                result = await pack(self._world.ledger, message.result)
+                receipt = EffectReceived(effect, result, source="probed")
+                self._remember(receipt)
+                self._record.write(receipt, lazy=True, spend=STEP_SPEND)
+                self._send(Answer(message.id, message.result))
+            case "not_done":
+                self._send(Perform(message.id, self._effect_key(effect)))
+            case "unknown":
+                self._under_way(message.id)
+                self._doubt((effect,), f"the probe could not tell: {message.message}")
+            case _:
+                assert_never(message.found)
+
+    def _go_on(self, message: Durable) -> None:
+        call = message.call
+        self._world.boundary("intent.durable")
+        key = self._effect_key(call.effect)
+        self._send(Probe(call.id, key) if message.probe else Perform(call.id, key))
+        self._world.boundary("perform.sent")
+
+    async def _signalled(self, signal: Signal) -> None:
+        if signal.id in self._seen_signals:
+            return
+        self._seen_signals.add(signal.id)
+        record, state = self._record, self._record.state
+        match signal.kind:
+            case "cancel":
+                cancel = msgspec.json.decode(signal.body, type=CancelBody)
+                record.write(
+                    CancelRequested(signal.principal, cancel.reason, signal.id),
+                    consumed=(signal.id,),
+                    signals=self._family.cancel_all(cancel.reason),
+                )
+            case "answer":
+                answer = msgspec.json.decode(signal.body, type=AnswerBody)
+                asked = state.asked.get(answer.effect)
+                if asked is None or asked.args_hash != answer.args_hash:
+                    record.write(consumed=(signal.id,))
+                    return
+                record.write(
+                    EffectAnswered(
+                        answer.effect, answer.args_hash, answer.approved, signal.principal, answer.reason, signal.id
+                    ),
+                    consumed=(signal.id,),
+                    inbox_close=(answer.effect,),
+                )
+            case "resolve":
+                self._resolved(signal, msgspec.json.decode(signal.body, type=ResolveBody))
+            case "child_ended":
+                self._remember(await self._family.ended(signal))
+            case _:
+                raise Fault(f"unknown signal kind {signal.kind}", code="signal_unknown")
+
+    def _resolved(self, signal: Signal, body: ResolveBody) -> None:
+        if body.effect not in self._record.state.doubted:
+            self._record.write(consumed=(signal.id,))
+            return
+        resolved = EffectResolved(body.effect, body.resolution, signal.principal, body.result, body.reason, signal.id)
+        if body.resolution == "done":
+            receipt = EffectReceived(body.effect, body.result, source="person")
+            self._history.answers[body.effect] = receipt
+            facts: tuple[EffectResolved | EffectReceived, ...] = (resolved, receipt)
+        else:
+            facts = (resolved,)
+        self._record.write(*facts, consumed=(signal.id,), inbox_close=(body.effect,))
+
+    # What is decided
+
+    async def _carry_out(self, command: Command) -> None:
+        match command:
+            case StartCode():
+                await self._start_code()
+            case Recall():
+                await self._recall(command)
+            case Intend():
+                await self._intend(command)
+            case Repeat() | Examine():
+                self._repeat(command)
+            case Spawn():
+                await self._spawn(command.call)
+            case Rejoin():
+                self._family.expect(command.call)
+                self._family.yield_slot()
+            case Ask():
+                await self._ask(command)
+            case Refuse():
+                self._refuse(command)
+            case Reject():
+                self._drop(command.call)
+                self._send(Answer(command.call.id, error=command.error))
+            case CancelCode():
+                self._record.observe(cancel_sent_us=self._world.clock.now_us())
+                self._send(Cancel(command.reason))
+            case Doubt():
+                self._doubt(command.effects, command.reason)
+            case Park():
+                await self._park(command)
+            case Retry():
+                await self._retry()
+            case End():
+                await self._end(command)
+            case WakeAt():
+                self._wake_at(command.time_us)
+            case _:
+                assert_never(command)
+
+    async def _start_code(self) -> None:
+        world, record = self._world, self._record
+        attempt = record.state.attempt + 1
+        try:
+            job = await world.agents.job(record.state, self._history, world.clock.now_us())
+            job = msgspec.structs.replace(job, attempt=attempt)
+            self._code = await world.executor(record.state).start(job, self.post)
+        except AtlasError as error:
+            record.observe(has_code=True, finished=Finished(error=error.record()))
+            return
+        record.observe(has_code=True, unclaimed=len(self._unclaimed), quiet_since_us=world.clock.now_us())
+        # Ordered before every intent of this attempt, so whoever takes over knows which process to end.
+        started = AttemptStarted(attempt, self.lease.owner, self._code.process, self._is_retry)
+        record.write(started, lazy=True)
+        world.boundary("code.started")
+
+    async def _recall(self, command: Recall) -> None:
+        match command.recorded:
+            case EffectReceived() as receipt:
+                result = await unpack(self._world.ledger, receipt.result)
+                self._send(Answer(command.call.id, result, receipt.error))
+            case EffectRefused() as refused:
+                self._send(Answer(command.call.id, error=refused.error))
+
+    async def _intend(self, command: Intend) -> None:
+        call = command.call
+        intent = EffectIntended(
+            call.effect,
+            call.kind,
+            call.name,
+            inline(call.args) or await pack(self._world.ledger, call.args),
+            call.args_hash,
+            call.effect_class,
+            call.idempotent,
+            call.can_probe,
+            reason=command.ruling.reason,
+            answered_by=command.answered_by,
+        )
+        self._world.boundary("intent.before")
+        self._perform_when(call, self._record.write(intent), Durable(call))
+
+    def _repeat(self, command: Repeat | Examine) -> None:
+        call, state = command.call, self._record.state
+        # The commit proves that this process still holds the lease. A person's leave to perform is good for one try,
+        # so it is used up by a new intent; otherwise there is nothing new to record.
+        facts = (state.open[call.effect],) if call.effect in state.permitted else ()
+        self._perform_when(call, self._record.write(*facts), Durable(call, probe=isinstance(command, Examine)))
+
+    def _perform_when(self, call: CallMade, commit: asyncio.Future[Appended], message: Durable) -> None:
+        live = self._record.state.live
+        self._drop(call)
+        self._record.observe(performing={**live.performing, call.effect: call.id})
+        commit.add_done_callback(lambda done: None if _failed(done) else self.post(message))
+
+    async def _spawn(self, call: CallMade) -> None:
+        self._family.expect(call)
+        try:
+            await self._family.start(call)
+        except AtlasError as error:
+            self._family.forget(call.effect)
+            self._refuse(Refuse(call, "deny", error.record()))
+
+    async def _ask(self, command: Ask) -> None:
+        call = command.call
+        args = inline(call.args) or await pack(self._world.ledger, call.args)
+        asked = EffectAsked(call.effect, call.kind, call.name, args, call.args_hash, call.effect_class, command.reason)
+        item = self._inbox_item(call.effect, "approval", msgspec.json.encode(asked))
+        self._record.write(asked, inbox_open=(item,))
+        self._world.boundary("asked")
+
+    def _refuse(self, command: Refuse) -> None:
+        call = command.call
+        self._drop(call)
+        refused = EffectRefused(
+            call.effect, call.kind, call.name, call.args_hash, call.effect_class, command.decision, command.error
+        )
+        self._record.write(refused, lazy=True)
+        self._send(Answer(call.id, error=command.error))
+
+    def _doubt(self, effects: tuple[str, ...], reason: str) -> None:
+        doubts = tuple(EffectDoubted(effect, reason) for effect in effects)
+        items = tuple(self._doubt_item(effect) for effect in effects)
+        self._record.write(*doubts, inbox_open=items)
+
+    async def _park(self, command: Park) -> None:
+        await self._stop_code()
+        states: dict[str, RunState] = {"person": "waiting", "doubt": "in_doubt", "interrupted": "queued"}
+        state = states[command.reason]
+        self._world.boundary("park.before")
+        await self._record.write(RunParked(command.reason), state=state, release=True)
+        self._world.boundary("park.durable")
+        self._rest = state
+
+    async def _retry(self) -> None:
+        await self._stop_code()
+        await self._record.flush()
+        # What the lost code said is void and signals are read again; what this process was told still holds.
+        kept = [message for message in self._inbox if isinstance(message, Stop | Lost | Granted)]
+        self._inbox.clear()
+        self._inbox.extend(kept)
+        self._seen_signals.clear()
+        self._family.restart()
+        self._is_retry = True
+        is_stopping = self._record.state.live.is_stopping
+        self._history = await load(self._world.ledger, self.run_id)
+        self._record.state = self._history.state
+        self._record.observe(is_stopping=is_stopping)
+        self._unclaimed = set(self._history.answers) | set(self._history.state.open)
+
+    async def _end(self, command: End) -> None:
+        await self._stop_code()
+        ended = await self._terminal_event(command)
+        state = self._record.state
+        known = {*state.doubted, state.abandoned}
+        doubts = tuple(self._doubt_item(effect) for effect in ended.unresolved if effect not in known)
+        signals = self._family.cancel_all("the parent run ended") + self._family.tell_parent(ended)
+        self._world.boundary("end.before")
+        await self._record.write(
+            ended, state=ended.state, signals=signals, inbox_open=doubts, inbox_close=tuple(state.asked)
+        )
+        self._world.boundary("end.durable")
+        self._rest = ended.state
+
+    async def _terminal_event(self, command: End) -> RunEnded:
+        state = self._record.state
+        outcome, error, output = command.outcome, command.error, NULL
+        if command.finished is not None:
+            error = await self._world.agents.check_output(state, command.finished.output)
+            outcome = "failed" if error is not None else outcome
+            output = NULL if error is not None else await pack(self._world.ledger, command.finished.output)
+        unresolved = tuple(effect for effect, intent in state.open.items() if not is_recoverable(intent))
+        return RunEnded(outcome, output, error, unresolved, state.spend, state.active_us)
+
+    # Small parts
+
+    def _send(self, message: Answer | Perform | Probe | Cancel) -> None:
+        if self._code is not None:
+            self._code.send(message)
+
+    def _effect_key(self, effect: str) -> str:
+        return f"{self.run_id}/{effect}"
+
+    def _under_way(self, call_id: int) -> str:
+        """The effect of a step that was performing and no longer is."""
+        performing = self._record.state.live.performing
+        effect = next(name for name, number in performing.items() if number == call_id)
+        self._record.observe(performing={name: number for name, number in performing.items() if name != effect})
+        return effect
+
+    def _remember(self, receipt: EffectReceived | None) -> None:
+        if receipt is not None:
+            self._history.answers[receipt.effect] = receipt
+
+    def _drop(self, call: CallMade) -> None:
+        calls = self._record.state.live.calls
+        if call.id in calls:
+            self._record.observe(calls={number: other for number, other in calls.items() if number != call.id})
+
+    def _doubt_item(self, effect: str) -> InboxItem:
+        return self._inbox_item(effect, "doubt", msgspec.json.encode(self._record.state.open[effect]))
+
+    def _inbox_item(self, effect: str, kind: str, body: bytes) -> InboxItem:
+        state = self._record.state
+        return InboxItem(
+            self.run_id,
+            effect,
+            "doubt" if kind == "doubt" else "approval",
+            state.created.agent,
+            state.principal,
+            body,
+            self._world.clock.now_us(),
+        )
+
+    async def _stop_code(self) -> None:
+        if self._code is not None:
+            await self._code.stop()
+            self._code = None
+
+    def _wake_at(self, time_us: int) -> None:
+        if self._timer is not None and self._timer_us <= time_us:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.0, (time_us - self._world.clock.now_us()) / 1_000_000)
+        self._timer_us = time_us
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.post, Tick())
+
+
+# After these nothing needs to arrive before the next decision.
+_SILENT = (Ask, Doubt, Retry, StartCode)
+
+
+class _LeaseLost(Exception):
+    """This process may not write to the run any more."""
+
+
+def _failed(done: asyncio.Future[Appended]) -> bool:
+    return done.cancelled() or done.exception() is not None

@@ -1,0 +1,167 @@
+"""A run's children: started in the commit that intends them, awaited without a slot, cancelled with their parent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from atlas.control.payload import inline, pack, unpack
+from atlas.control.record import Record
+from atlas.control.signal import ChildEndedBody, cancel_signal
+from atlas.control.world import ChildRefused, ChildStarted, Granted, Message, World
+from atlas.kernel.code import Answer, CallMade
+from atlas.kernel.errors import AtlasError
+from atlas.kernel.event import EffectIntended, EffectReceived, RunEnded
+from atlas.kernel.run import NewSignal, Signal, TreeLimits
+from atlas.kernel.state import STEP_SPEND
+
+
+class Family:
+    """The children of one run, and the slot it gives back while it waits for them."""
+
+    def __init__(
+        self, world: World, record: Record, post: Callable[[Message], None], send: Callable[[Answer], None]
+    ) -> None:
+        self._world = world
+        self._record = record
+        self._post = post
+        self._send = send
+        self._held: list[Answer] = []
+        self._early: dict[str, Signal] = {}
+        self._is_closed = False
+        self._is_in_line = False
+        self.has_slot = True
+
+    async def start(self, call: CallMade) -> None:
+        """Starts a child; `ChildStarted` follows when it is durable, `ChildRefused` when its tree is full.
+
+        Raises when the agent or its input is wrong, or the agent failed too often.
+        """
+        world, record = self._world, self._record
+        child = await world.agents.child(record.state, call)
+        intent = EffectIntended(
+            call.effect,
+            "spawn",
+            call.name,
+            inline(call.args) or await pack(world.ledger, call.args),
+            call.args_hash,
+            call.effect_class,
+            idempotent=True,
+            reason="within the limits of its tree",
+            child_run_id=child.run_id,
+        )
+        limits = record.state.created.limits
+        world.boundary("spawn.before")
+
+        def refused(error: AtlasError) -> None:
+            self._post(ChildRefused(call, error))
+
+        tree = TreeLimits(limits.tree_runs, limits.spawns_per_minute)
+        commit = record.write_child(intent, child, tree, refused)
+        commit.add_done_callback(
+            lambda done: None if done.cancelled() or done.exception() else self._post(ChildStarted(call, intent))
+        )
+
+    def expect(self, call: CallMade) -> None:
+        """The code waits for this child from now on."""
+        live = self._record.state.live
+        calls = {number: other for number, other in live.calls.items() if number != call.id}
+        self._record.observe(calls=calls, awaiting={**live.awaiting, call.effect: call.id})
+
+    def forget(self, effect: str) -> int | None:
+        """The code no longer waits for this child; the call that did."""
+        awaiting = self._record.state.live.awaiting
+        self._record.observe(awaiting={name: number for name, number in awaiting.items() if name != effect})
+        return awaiting.get(effect)
+
+    async def started(self, intent: EffectIntended) -> EffectReceived | None:
+        """Takes note that a child is durable; its outcome, when that came first."""
+        self._record.accept(intent)
+        self._world.boundary("spawn.durable")
+        early = self._early.pop(intent.effect, None)
+        if early is not None:
+            return await self.ended(early)
+        self.yield_slot()
+        return None
+
+    async def ended(self, signal: Signal) -> EffectReceived | None:
+        """Records a child's outcome and hands it to the code as soon as there is a slot; None when it is old news."""
+        body = msgspec.json.decode(signal.body, type=ChildEndedBody)
+        if body.effect not in self._record.state.open:
+            if body.effect in self._record.state.live.awaiting:
+                # Another process ran the whole child before this one heard that its start was durable.
+                self._early[body.effect] = signal
+            else:
+                self._record.write(consumed=(signal.id,))
+            return None
+        receipt = EffectReceived(body.effect, body.output, body.error, source="child")
+        self._record.write(receipt, consumed=(signal.id,), spend=STEP_SPEND, lazy=True)
+        call_id = self.forget(body.effect)
+        if call_id is not None:
+            answer = Answer(call_id, await unpack(self._world.ledger, body.output), body.error)
+            self._hand_over(answer)
+        return receipt
+
+    def yield_slot(self) -> None:
+        """Gives the slot back while nothing but children can bring the run forward."""
+        if self.has_slot and not self._held and self._record.state.is_waiting_for_children:
+            self.has_slot = False
+            self._world.slots.give_back()
+
+    def resume(self) -> None:
+        """Gives the code the answers that waited for a slot; the slot goes back if it waits for other children still.
+
+        A parent that kept it would hold it against those very children.
+        """
+        for answer in self._held:
+            self._send(answer)
+        self._held.clear()
+        self.yield_slot()
+
+    def restart(self) -> None:
+        """Forgets what was meant for code that is gone; its successor is answered from the record."""
+        self._held.clear()
+        self._early.clear()
+
+    def close(self) -> None:
+        """Gives the slot back for good, also one that is still to come."""
+        self._is_closed = True
+        if self.has_slot:
+            self.has_slot = False
+            self._world.slots.give_back()
+
+    def cancel_all(self, reason: str) -> tuple[NewSignal, ...]:
+        """What tells every child that is still running to stop."""
+        state = self._record.state
+        return tuple(
+            cancel_signal(intent.child_run_id, state.principal, reason, f"cancel:{intent.child_run_id}")
+            for intent in state.open.values()
+            if intent.child_run_id
+        )
+
+    def tell_parent(self, ended: RunEnded) -> tuple[NewSignal, ...]:
+        """What tells the run above that this one has ended."""
+        state = self._record.state
+        above = state.created.parent_run_id
+        if not above:
+            return ()
+        body = ChildEndedBody(state.created.parent_effect, state.run_id, ended.state, ended.output, ended.error)
+        encoded = msgspec.json.encode(body)
+        return (NewSignal(f"end:{state.run_id}", above, "child_ended", state.principal, encoded),)
+
+    def _hand_over(self, answer: Answer) -> None:
+        self._held.append(answer)
+        if self.has_slot:
+            self.resume()
+        elif not self._is_in_line:
+            self._is_in_line = True
+            self._world.slots.take_again(self._granted)
+
+    def _granted(self) -> None:
+        self._is_in_line = False
+        if self._is_closed:
+            self._world.slots.give_back()
+            return
+        self.has_slot = True
+        self._post(Granted())

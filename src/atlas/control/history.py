@@ -1,0 +1,91 @@
+"""A run read back from the ledger: its state, what was answered, and what it printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from atlas.kernel.decide import Recorded
+from atlas.kernel.errors import Conflict, Fault, NotFound
+from atlas.kernel.event import (
+    Body,
+    EffectReceived,
+    EffectRefused,
+    Event,
+    ForkPoint,
+    RunCreated,
+    ValueRecorded,
+    decode_body,
+)
+from atlas.kernel.port import Ledger
+from atlas.kernel.state import State, apply, initial
+
+
+class History(msgspec.Struct):
+    """What a driver needs to go on with a run.
+
+    `answers` holds the outcome of every settled effect by its name, `values` what was read from the clock.
+    """
+
+    state: State
+    answers: dict[str, Recorded]
+    values: dict[str, list[int]]
+    last_seq: int
+
+
+async def load(ledger: Ledger, run_id: str) -> History:
+    """The run as its events left it; a fork also knows what was answered before its fork point."""
+    events = await ledger.events(run_id)
+    if not events:
+        raise NotFound(f"run {run_id} has no events", hint="List runs with 'atlas runs'.")
+    created = created_of(events[0])
+    history = History(initial(run_id, events[0].principal, created), {}, {}, events[-1].seq)
+    if created.fork is not None:
+        for body in await _forked_bodies(ledger, created.fork):
+            _remember(history, body)
+    for event in events[1:]:
+        if not event.salt:
+            continue
+        body = decode_body(event.kind, event.version, event.body)
+        history.state = apply(history.state, body, event.time_us)
+        _remember(history, body)
+    return history
+
+
+def created_of(event: Event) -> RunCreated:
+    """The first event's body."""
+    body = decode_body(event.kind, event.version, event.body)
+    if not isinstance(body, RunCreated):
+        raise Fault(f"run {event.run_id} does not begin with run.created", code="event_misplaced")
+    return body
+
+
+def bodies(events: Iterable[Event]) -> Iterable[tuple[Event, Body]]:
+    """Events with their bodies; erased ones are left out."""
+    for event in events:
+        if event.salt:
+            yield event, decode_body(event.kind, event.version, event.body)
+
+
+async def _forked_bodies(ledger: Ledger, fork: ForkPoint) -> list[Body]:
+    events = await ledger.events(fork.run_id, limit=fork.seq)
+    if len(events) < fork.seq or events[-1].hash.hex() != fork.hash:
+        raise Conflict(
+            f"run {fork.run_id} no longer has the event {fork.seq} that this fork continues from",
+            hint=f"Check it with 'atlas verify {fork.run_id}'.",
+            code="fork_source_changed",
+        )
+    earlier = created_of(events[0]).fork
+    before = await _forked_bodies(ledger, earlier) if earlier is not None else []
+    return before + [body for _, body in bodies(events[1:])]
+
+
+def _remember(history: History, body: Body) -> None:
+    match body:
+        case EffectReceived() | EffectRefused():
+            history.answers[body.effect] = body
+        case ValueRecorded():
+            history.values.setdefault(body.name, []).append(body.value)
+        case _:
+            pass

@@ -1,0 +1,380 @@
+"""Atlas over one vault and one ledger: every use case that a surface offers, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from atlas.control.agents import Agents, Options
+from atlas.control.drive import Driver
+from atlas.control.history import created_of, load
+from atlas.control.payload import pack, unpack
+from atlas.control.replay import replay_run
+from atlas.control.report import InboxEntry, ReplayReport, RunReport, Tokens, VerifyReport
+from atlas.control.signal import AnswerBody, ResolveBody, cancel_signal
+from atlas.control.verify import verify_all, verify_run
+from atlas.kernel.code import Executor
+from atlas.kernel.config import Config
+from atlas.kernel.errors import AtlasError, Conflict, NotFound
+from atlas.kernel.event import (
+    NULL,
+    Body,
+    EffectAsked,
+    EffectIntended,
+    EffectResolved,
+    Event,
+    ForkPoint,
+    Payload,
+    Resolution,
+    RunEnded,
+    RunParked,
+    decode_body,
+    draft,
+)
+from atlas.kernel.ident import RUN, SIGNAL, new_id
+from atlas.kernel.port import Clock, Ledger, Vault
+from atlas.kernel.run import (
+    TERMINAL,
+    Append,
+    InboxItem,
+    NewSignal,
+    RunPage,
+    RunQuery,
+    RunRow,
+    RunState,
+    Submitted,
+)
+from atlas.kernel.state import State, apply, initial
+
+LAST = "@last"
+
+
+class Host:
+    """An open vault. Drives runs only after something asked for it; parks what it holds when it closes."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        vault: Vault,
+        config: Config,
+        clock: Clock,
+        agents: Agents,
+        driver: Driver,
+        executor: Callable[[State], Executor],
+    ) -> None:
+        self.ledger = ledger
+        self.vault = vault
+        self.config = config
+        self.clock = clock
+        self._agents = agents
+        self._driver = driver
+        self._executor = executor
+        self._group: asyncio.TaskGroup
+        self._driving: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._driver.stop()
+        try:
+            # What the caller raised is the caller's: a group would wrap it.
+            await self._group.__aexit__(None, None, None)
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+
+    # Running
+
+    async def submit(
+        self,
+        agent: str,
+        value: Any,
+        *,
+        session_id: str = "",
+        key: str = "",
+        priority: int = 0,
+        unattended: bool = False,
+        principal: str = "owner",
+    ) -> Submitted:
+        """Queues a run on a valid input; the same key gives the run made first."""
+        options = Options(session_id, key, priority, 0, unattended, principal)
+        return await self._agents.submit(agent, value, options)
+
+    async def drive(self, run_id: str) -> RunState:
+        """Drives until this run rests: ended, parked for a person, or queued again because of `stop`."""
+        self.start_driving()
+        return await self._driver.rest_of(run_id)
+
+    async def drive_all(self, *, until_idle: bool) -> None:
+        """Drives whatever is due until `stop`, or until nothing is left to do."""
+        if until_idle:
+            self._driver.leave_when_idle()
+        await self.start_driving()
+
+    async def finish_others(self) -> int:
+        """Waits for the other runs in hand; how many there were."""
+        count = self._driver.in_hand
+        self._driver.finish()
+        await self._driver.idle()
+        return count
+
+    @property
+    def in_hand(self) -> int:
+        """How many runs this process holds."""
+        return self._driver.in_hand
+
+    def stop(self) -> None:
+        """Finishes recording and parks everything."""
+        self._driver.stop()
+
+    async def abort(self) -> None:
+        """Ends everything at once, still consistent."""
+        await self._driver.abort()
+
+    async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[tuple[Event, Body]]:
+        """The run's events as they become durable; ends when the run rests."""
+        async with self.ledger.wake(every_commit=True) as wake:
+            while True:
+                for event in await self.ledger.events(run_id, after=after):
+                    after = event.seq
+                    if not event.salt:
+                        continue
+                    body = decode_body(event.kind, event.version, event.body)
+                    yield event, body
+                    if isinstance(body, RunEnded | RunParked):
+                        return
+                await wake.wait(5.0)
+
+    def start_driving(self) -> asyncio.Task[None]:
+        """Begins to drive what is due, if this process does not do so already."""
+        if self._driving is None:
+            self._driving = self._group.create_task(self._driver.run())
+        return self._driving
+
+    # Looking
+
+    async def find_run(self, text: str) -> RunRow:
+        """The run that `text` means: an id, a unique beginning of one, or `@last`."""
+        if text == LAST:
+            page = await self.ledger.runs(RunQuery(roots_only=True, limit=1))
+            if not page.runs:
+                raise NotFound("there are no runs yet", hint="Start one with 'atlas run AGENT'.")
+            return page.runs[0]
+        prefix = text if text.startswith(RUN) else RUN + text
+        page = await self.ledger.runs(RunQuery(id_prefix=prefix, limit=2))
+        if not page.runs:
+            raise NotFound(f"no run begins with {text!r}", hint="List runs with 'atlas runs'.")
+        if len(page.runs) > 1 and page.runs[0].run_id != prefix:
+            raise Conflict(f"several runs begin with {text!r}", hint="Give more of the id.", code="ambiguous_run")
+        return page.runs[0]
+
+    async def runs(self, query: RunQuery) -> RunPage:
+        """Runs, newest first."""
+        return await self.ledger.runs(query)
+
+    async def report(self, run_id: str) -> RunReport:
+        """A run's result as every surface shows it; cost and steps include its children."""
+        row = await self.ledger.run(run_id)
+        state = (await load(self.ledger, run_id)).state
+        ended = state.ended
+        output = await unpack(self.ledger, ended.output) if ended is not None else NULL.json
+        spend = row.spend
+        if state.children:
+            async for below in self.tree(row):
+                spend = spend if below.run_id == run_id else spend.plus(below.spend)
+        return RunReport(
+            run_id=run_id,
+            session_id=row.session_id,
+            agent=row.agent,
+            state=row.state,
+            output=output,
+            text=_text_of(output),
+            cost_usd=spend.cost_micro_usd / 1_000_000,
+            tokens=Tokens(spend.tokens_in, spend.tokens_out),
+            steps=spend.steps,
+            duration_ms=((row.ended_us or self.clock.now_us()) - row.created_us) // 1000,
+            error=ended.error if ended is not None else None,
+        )
+
+    async def tree(self, row: RunRow) -> AsyncIterator[RunRow]:
+        """The run and everything below it, oldest first."""
+        rows: list[RunRow] = []
+        before = ""
+        while True:
+            page = await self.ledger.runs(RunQuery(root_run_id=row.root_run_id, before=before, limit=500))
+            rows.extend(page.runs)
+            before = page.next
+            if not before:
+                break
+        inside = {row.run_id}
+        for each in sorted(rows, key=lambda one: one.run_id):
+            if each.run_id in inside or each.parent_run_id in inside:
+                inside.add(each.run_id)
+                yield each
+
+    async def verify(self, run_id: str | None) -> VerifyReport:
+        """Recomputes one chain, or all."""
+        return await verify_run(self.ledger, run_id) if run_id else await verify_all(self.ledger)
+
+    async def replay(self, run_id: str) -> ReplayReport:
+        """Decides the run again, offline."""
+        return await replay_run(self.ledger, self._agents, self._executor, run_id)
+
+    # Deciding
+
+    async def cancel(self, run_id: str, reason: str, principal: str = "owner") -> RunState:
+        """Cancels the run and its children; the state it came to rest in."""
+        row = await self.ledger.run(run_id)
+        if row.state in TERMINAL:
+            return row.state
+        await self.ledger.signal(cancel_signal(run_id, principal, reason, self._signal_id()))
+        return await self.drive(run_id)
+
+    async def inbox(self) -> list[InboxEntry]:
+        """What waits for a person, oldest first."""
+        return [await self._entry(item) for item in await self.ledger.inbox()]
+
+    async def answer(
+        self, run_id: str, effect: str, approved: bool, reason: str = "", principal: str = "owner"
+    ) -> None:
+        """Approves or denies an effect; bound to the arguments that were shown."""
+        item = await self._inbox_item(run_id, effect, "approval")
+        asked = msgspec.json.decode(item.body, type=EffectAsked)
+        body = AnswerBody(effect, asked.args_hash, approved, reason)
+        # One id per question: of two answers only the first counts.
+        signal_id = f"answer:{run_id}:{effect}:{item.created_us}"
+        new = NewSignal(signal_id, run_id, "answer", principal, msgspec.json.encode(body))
+        if not await self.ledger.signal(new):
+            raise Conflict("this was answered already", hint="See 'atlas inbox'.", code="already_answered")
+
+    async def resolve(
+        self,
+        run_id: str,
+        effect: str,
+        resolution: Resolution,
+        result: bytes | None = None,
+        reason: str = "",
+        principal: str = "owner",
+    ) -> None:
+        """Says what became of an effect in doubt."""
+        item = await self._inbox_item(run_id, effect, "doubt")
+        payload = await pack(self.ledger, result) if result is not None else NULL
+        row = await self.ledger.run(run_id)
+        if row.state in TERMINAL:
+            await self._resolve_ended(row, effect, resolution, payload, reason, principal)
+            return
+        body = ResolveBody(effect, resolution, payload, reason)
+        signal_id = f"resolve:{run_id}:{effect}:{item.created_us}"
+        new = NewSignal(signal_id, run_id, "resolve", principal, msgspec.json.encode(body))
+        if not await self.ledger.signal(new):
+            raise Conflict("this was answered already", hint="See 'atlas inbox'.", code="already_answered")
+
+    async def fork(self, run_id: str, at: int | None = None) -> Submitted:
+        """Queues a run that continues from event `at` of another; effects before it are not repeated."""
+        events = await self.ledger.events(run_id)
+        if not events:
+            raise NotFound(f"run {run_id} has no events")
+        state = initial(run_id, events[0].principal, created_of(events[0]))
+        forkable = [1]
+        for event in events[1:]:
+            if event.salt:
+                state = apply(state, decode_body(event.kind, event.version, event.body), event.time_us)
+            if not state.open and state.ended is None:
+                forkable.append(event.seq)
+        point = forkable[-1] if at is None else at
+        if point not in forkable:
+            near = max((seq for seq in forkable if seq < point), default=1)
+            raise Conflict(
+                f"run {run_id} cannot be forked at event {point}: effects are open there, or it is past the end",
+                hint=f"The nearest point before it is --at {near}.",
+                code="fork_point_open",
+            )
+        event = events[point - 1]
+        return await self._agents.fork(
+            state.created, ForkPoint(run_id, point, event.hash.hex()), Options(principal=events[0].principal)
+        )
+
+    async def erase(self, run_id: str, seq: int) -> None:
+        """Takes the text out of one event for good; the chain still verifies and says so."""
+        row = await self.ledger.run(run_id)
+        if row.state not in TERMINAL:
+            raise Conflict("only events of a run that has ended can be erased", code="run_not_ended")
+        await self.ledger.erase(run_id, seq)
+
+    async def _entry(self, item: InboxItem) -> InboxEntry:
+        shown: EffectAsked | EffectIntended
+        if item.kind == "approval":
+            shown = msgspec.json.decode(item.body, type=EffectAsked)
+        else:
+            shown = msgspec.json.decode(item.body, type=EffectIntended)
+        return InboxEntry(
+            run_id=item.run_id,
+            effect=item.effect,
+            kind=item.kind,
+            agent=item.agent,
+            name=shown.name,
+            args=await unpack(self.ledger, shown.args),
+            effect_class=shown.effect_class,
+            reason=shown.reason if item.kind == "approval" else "begun, outcome unknown",
+            created_us=item.created_us,
+        )
+
+    async def _inbox_item(self, run_id: str, effect: str, kind: str) -> InboxItem:
+        for item in await self.ledger.inbox(run_id):
+            if item.effect == effect and item.kind == kind:
+                return item
+        raise NotFound(f"nothing in the inbox of {run_id} asks about {effect}", hint="See 'atlas inbox'.")
+
+    async def _resolve_ended(
+        self, row: RunRow, effect: str, resolution: Resolution, result: Payload, reason: str, principal: str
+    ) -> None:
+        """A run that has ended goes on no more: what a person says is only put on record."""
+        owner = f"resolve|{self._signal_id()}"
+        claimed = await self.ledger.claim(
+            owner, limit=1, lease_s=15.0, max_running=1, places=("", row.place), run_id=row.run_id
+        )
+        if not claimed:
+            raise Conflict("another process is writing to this run", hint="Try again.", code="run_busy")
+        body = EffectResolved(effect, resolution, principal, result, reason)
+        await self.ledger.append(
+            Append(
+                lease=claimed[0].lease,
+                drafts=(draft(body, self.clock.now_us(), principal),),
+                release=True,
+                inbox_close=(effect,),
+            )
+        )
+
+    def _signal_id(self) -> str:
+        return new_id(SIGNAL, self.clock.now_us(), self.clock.entropy(10))
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What a person should hear of several failures: ours before others."""
+    flat: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        else:
+            flat.append(error)
+    return next((error for error in flat if isinstance(error, AtlasError)), flat[0])
+
+
+def _text_of(output: msgspec.Raw) -> str:
+    value = msgspec.json.decode(output)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and isinstance(value.get("text"), str):
+        return str(value["text"])
+    return ""

@@ -1,0 +1,124 @@
+"""The only way a driver writes to a run: every event goes through `Record.write`, in order, under one lease.
+
+`write` puts the batch in the ledger's queue and applies it to the state at once, so the state is always
+what the ledger will say. Nothing outside acts on it before the batch is durable: intents are awaited, and a
+receipt stands in the queue before any later intent does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from atlas.kernel.errors import AtlasError
+from atlas.kernel.event import NO_SPEND, Body, Draft, Spend, draft
+from atlas.kernel.port import Clock, Ledger
+from atlas.kernel.run import Append, Appended, InboxItem, Lease, NewRun, NewSignal, RunState, TreeLimits
+from atlas.kernel.state import Live, State, apply
+
+
+class Record:
+    """A run's state and its pen."""
+
+    def __init__(
+        self, ledger: Ledger, clock: Clock, lease: Lease, state: State, on_failure: Callable[[AtlasError], None]
+    ) -> None:
+        self.ledger = ledger
+        self.clock = clock
+        self.lease = lease
+        self.state = state
+        self._on_failure = on_failure
+        self._row_state: RunState = "running"
+        self._unconfirmed: set[asyncio.Future[Appended]] = set()
+
+    def observe(self, **changes: object) -> None:
+        """Notes something about this attempt that is not a fact."""
+        live: Live = replace(self.state.live, **changes)
+        self.state = replace(self.state, live=live)
+
+    def write(
+        self,
+        *bodies: Body,
+        lazy: bool = False,
+        state: RunState | None = None,
+        release: bool = False,
+        consumed: tuple[str, ...] = (),
+        signals: tuple[NewSignal, ...] = (),
+        spend: Spend = NO_SPEND,
+        inbox_open: tuple[InboxItem, ...] = (),
+        inbox_close: tuple[str, ...] = (),
+    ) -> asyncio.Future[Appended]:
+        """Applies the bodies now and returns when they will be durable."""
+        drafts = self._apply(bodies)
+        batch = Append(
+            lease=self.lease,
+            drafts=drafts,
+            state=state or self._changed_state(),
+            release=release,
+            consumed=consumed,
+            signals=signals,
+            spend=spend,
+            inbox_open=inbox_open,
+            inbox_close=inbox_close,
+            lazy=lazy,
+        )
+        return self._enqueue(batch, self._on_failure)
+
+    def write_child(
+        self, intent: Body, child: NewRun, limits: TreeLimits, refused: Callable[[AtlasError], None]
+    ) -> asyncio.Future[Appended]:
+        """Commits an intent together with the run it starts; applies nothing, because the tree may refuse it."""
+        now_us = self.clock.now_us()
+        batch = Append(
+            lease=self.lease,
+            drafts=(draft(intent, now_us, self.state.principal),),
+            children=(child,),
+            tree_limits=limits,
+        )
+        return self._enqueue(batch, refused)
+
+    def accept(self, body: Body) -> None:
+        """Applies a body that is already durable."""
+        self.state = apply(self.state, body, self.clock.now_us())
+        self._report_row_state()
+
+    async def flush(self) -> None:
+        """Returns when everything written so far is durable."""
+        while self._unconfirmed:
+            await asyncio.wait(list(self._unconfirmed))
+
+    def _apply(self, bodies: tuple[Body, ...]) -> tuple[Draft, ...]:
+        now_us = self.clock.now_us()
+        for body in bodies:
+            self.state = apply(self.state, body, now_us)
+        return tuple(draft(body, now_us, self.state.principal) for body in bodies)
+
+    def _changed_state(self) -> RunState | None:
+        """The row's state when it must follow the run: a parent that only waits for children is waiting."""
+        actual: RunState = "waiting" if self.state.is_waiting_for_children else "running"
+        if actual == self._row_state:
+            return None
+        self._row_state = actual
+        return actual
+
+    def _report_row_state(self) -> None:
+        state = self._changed_state()
+        if state is not None:
+            self._enqueue(Append(lease=self.lease, state=state, lazy=True), self._on_failure)
+
+    def _enqueue(self, batch: Append, failed: Callable[[AtlasError], None]) -> asyncio.Future[Appended]:
+        future = asyncio.ensure_future(self.ledger.append(batch))
+        self._unconfirmed.add(future)
+
+        def confirm(done: asyncio.Future[Appended]) -> None:
+            self._unconfirmed.discard(done)
+            error = done.exception() if not done.cancelled() else None
+            if isinstance(error, AtlasError):
+                failed(error)
+            elif error is not None:
+                raise error
+
+        future.add_done_callback(confirm)
+        return future

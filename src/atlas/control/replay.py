@@ -1,0 +1,193 @@
+"""Replay: decides a recorded run again, offline, and says whether every decision came out identical.
+
+Two questions are asked. The kernel's: from the state before each recorded decision, does `judge` say again what
+was recorded? The code's: does the pinned code, answered from the record and allowed to touch nothing, ask for the
+same effects and come to the same result?
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from atlas.control.agents import Agents
+from atlas.control.history import History, bodies, created_of, load
+from atlas.control.payload import unpack
+from atlas.control.report import Mismatch, ReplayReport
+from atlas.kernel.code import Answer, CallMade, Executor, Finished, FromCode, ValueTaken
+from atlas.kernel.decide import (
+    Ask,
+    Doubt,
+    Intend,
+    Refuse,
+    Repeat,
+    Spawn,
+    Verdict,
+    conclude,
+    judge,
+    settle,
+)
+from atlas.kernel.errors import AtlasError, ReplayMismatch
+from atlas.kernel.event import (
+    Body,
+    EffectAsked,
+    EffectDoubted,
+    EffectIntended,
+    EffectReceived,
+    EffectRefused,
+    RunEnded,
+)
+from atlas.kernel.port import Ledger
+from atlas.kernel.state import State, apply, initial
+
+# Refused because of facts outside the run (another agent's contract, the tree's totals): a replay takes them as given.
+_OUTSIDE_FACTS = frozenset({"max_runs_per_tree", "spawn_rate", "circuit_open", "not_found", "invalid", "input_invalid"})
+
+
+async def replay_run(
+    ledger: Ledger, agents: Agents, executor: Callable[[State], Executor], run_id: str
+) -> ReplayReport:
+    """Decides the run again; touches nothing and asks nobody."""
+    events = await ledger.events(run_id)
+    created = created_of(events[0])
+    state = initial(run_id, events[0].principal, created)
+    decisions = 0
+    mismatches: list[Mismatch] = []
+    doubted: set[str] = set()
+    for event, body in bodies(events[1:]):
+        recorded = _recorded_decision(body)
+        if recorded is not None:
+            decisions += 1
+            decided = _decide_again(state, body, doubted)
+            if decided != recorded:
+                mismatches.append(Mismatch(event.seq, recorded, decided))
+        state = apply(state, body, event.time_us)
+    code = await _replay_code(ledger, agents, executor, await load(ledger, run_id))
+    identical = not mismatches and not code.startswith("different")
+    return ReplayReport(run_id, decisions, identical, tuple(mismatches), code)
+
+
+def _recorded_decision(body: Body) -> str | None:
+    match body:
+        case EffectIntended():
+            return f"{body.kind} {body.effect}: {body.decision}"
+        case EffectAsked():
+            return f"{body.kind} {body.effect}: ask"
+        case EffectRefused():
+            return f"{body.kind} {body.effect}: {body.decision} ({body.error.code})"
+        case EffectDoubted():
+            return f"in doubt: {body.effect}"
+        case _:
+            return None
+
+
+def _decide_again(state: State, body: Body, doubted: set[str]) -> str:
+    match body:
+        case EffectIntended() | EffectAsked() | EffectRefused():
+            return _judge_again(state, body)
+        case EffectDoubted():
+            doubted.add(body.effect)
+            for command in settle(state):
+                if isinstance(command, Doubt) and body.effect in command.effects:
+                    return f"in doubt: {body.effect}"
+            if state.open[body.effect].can_probe:
+                return f"in doubt: {body.effect}"
+            return f"not in doubt: {body.effect}"
+        case _:
+            return ""
+
+
+def _judge_again(state: State, body: EffectIntended | EffectAsked | EffectRefused) -> str:
+    call = CallMade(
+        id=0,
+        effect=body.effect,
+        kind=body.kind,
+        name=body.name,
+        args=msgspec.Raw(b"null"),
+        args_hash=body.args_hash,
+        effect_class=body.effect_class,
+    )
+    if isinstance(body, EffectRefused) and body.error.code in _OUTSIDE_FACTS:
+        return f"{body.kind} {body.effect}: {body.decision} ({body.error.code})"
+    verdict = judge(state, call, None, state.children)
+    if isinstance(verdict, Repeat) and body.effect in state.permitted:
+        return f"{body.kind} {body.effect}: allow"  # a person's leave to try once more is used up by a new intent
+    return _verdict_text(verdict, body.kind, body.effect)
+
+
+def _verdict_text(verdict: Verdict, kind: str, effect: str) -> str:
+    match verdict:
+        case Intend() | Spawn():
+            return f"{kind} {effect}: allow"
+        case Ask():
+            return f"{kind} {effect}: ask"
+        case Refuse():
+            return f"{kind} {effect}: {verdict.decision} ({verdict.error.code})"
+        case _:
+            return f"{kind} {effect}: {type(verdict).__name__.lower()}"
+
+
+async def _replay_code(ledger: Ledger, agents: Agents, executor: Callable[[State], Executor], history: History) -> str:
+    ended = history.state.ended
+    if ended is None:
+        return "skipped: the run has not ended"
+    if ended.state == "cancelled":
+        return "skipped: the run was cancelled"
+    if ended.error is not None and ended.error.code in ("timeout", "tree_timeout", "worker_lost", "output_invalid"):
+        return f"skipped: the run ended with {ended.error.code}"
+    try:
+        finished, asked, extra = await _execute_again(ledger, agents, executor, history)
+    except AtlasError as error:
+        return f"skipped: {error.message}"
+    if extra:
+        return f"different: the code asked for {extra}, which is not on record"
+    missing = sorted(set(history.answers) - asked)
+    if missing:
+        return f"different: the code did not ask for {', '.join(missing)}"
+    return await _compare_end(ledger, history, ended, finished)
+
+
+async def _execute_again(
+    ledger: Ledger, agents: Agents, executor: Callable[[State], Executor], history: History
+) -> tuple[Finished, set[str], str]:
+    """Runs the pinned code with every call answered from the record."""
+    inbox: asyncio.Queue[FromCode] = asyncio.Queue()
+    state = history.state
+    job = await agents.job(state, history, state.mark_us)
+    code = await executor(state).start(job, inbox.put_nowait)
+    asked: set[str] = set()
+    extra = ""
+    try:
+        while not isinstance(message := await inbox.get(), Finished):
+            match message:
+                case CallMade():
+                    recorded = history.answers.get(message.effect)
+                    asked.add(message.effect)
+                    if recorded is None:
+                        extra = extra or message.effect
+                        code.send(
+                            Answer(message.id, error=ReplayMismatch(f"{message.effect} is not on record").record())
+                        )
+                    elif isinstance(recorded, EffectReceived):
+                        result = await unpack(ledger, recorded.result)
+                        code.send(Answer(message.id, result, recorded.error))
+                    else:
+                        code.send(Answer(message.id, error=recorded.error))
+                case ValueTaken():
+                    extra = extra or f"{message.name} number {message.occurrence}"
+                case _:
+                    pass
+    finally:
+        await code.stop()
+    return message, asked, extra
+
+
+async def _compare_end(ledger: Ledger, history: History, ended: RunEnded, finished: Finished) -> str:
+    outcome = conclude(history.state, finished).outcome
+    if outcome != ended.state:
+        return f"different: ended {outcome}, recorded {ended.state}"
+    if finished.error is None and finished.output != await unpack(ledger, ended.output):
+        return "different: the output is not the recorded one"
+    return "identical"

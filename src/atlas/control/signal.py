@@ -1,0 +1,50 @@
+"""What others may tell a run, as the bodies of signals."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from atlas.kernel.errors import ErrorRecord
+from atlas.kernel.event import NULL, Payload, Resolution
+from atlas.kernel.run import NewSignal
+
+
+class CancelBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Stop the run."""
+
+    reason: str = ""
+
+
+class AnswerBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A person approved or denied an effect with exactly these arguments."""
+
+    effect: str
+    args_hash: str
+    approved: bool
+    reason: str = ""
+
+
+class ResolveBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A person said what became of an effect in doubt."""
+
+    effect: str
+    resolution: Resolution
+    result: Payload = NULL
+    reason: str = ""
+
+
+class ChildEndedBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A child run ended; the parent's effect gets its outcome."""
+
+    effect: str
+    run_id: str
+    state: Literal["succeeded", "failed", "refused", "cancelled"]
+    output: Payload = NULL
+    error: ErrorRecord | None = None
+
+
+def cancel_signal(run_id: str, principal: str, reason: str, signal_id: str) -> NewSignal:
+    """A signal that cancels `run_id`."""
+    return NewSignal(signal_id, run_id, "cancel", principal, msgspec.json.encode(CancelBody(reason)))
