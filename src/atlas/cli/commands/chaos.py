@@ -1,0 +1,81 @@
+"""`atlas chaos`: kill processes on purpose and count what was lost."""
+
+from __future__ import annotations
+
+import click
+
+from atlas.cli.command import command
+from atlas.cli.terminal import Terminal, pass_terminal
+
+
+@command(
+    "chaos",
+    examples="""
+    atlas chaos --kills 20
+    atlas chaos --kills 200 --ledger sqlite --json
+    atlas chaos --kills 20 --seed 7
+    """,
+)
+@click.option(
+    "--kills",
+    type=click.IntRange(1, 100_000),
+    metavar="N",
+    default=50,
+    show_default=True,
+    help="How often to kill, on each store.",
+)
+@click.option(
+    "--ledger",
+    type=click.Choice(["sqlite", "postgres", "both"]),
+    default="both",
+    show_default=True,
+    help="Which store to do it on.",
+)
+@click.option("--seed", type=int, metavar="N", help="Make the choices of an earlier storm again.")
+@pass_terminal
+def chaos(terminal: Terminal, kills: int, ledger: str, seed: int | None) -> int:
+    """Kill drivers and workers on purpose and count the damage.
+
+    Drives an agent whose effects append to a file outside its vault, kills processes at random moments and at every
+    named boundary, and compares the file with the record: effects lost, effects done twice, effects in doubt that should
+    not be. Works in a temporary folder and touches no vault of yours. Exit code 5 when anything is wrong.
+    """
+    from importlib import import_module
+
+    from atlas.cli.failure import DONE, FAILED
+    from atlas.kernel.errors import Unavailable
+
+    try:
+        module = import_module("atlas.testing.chaos")
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"the part that does this cannot be loaded: {error}", hint="Install atlas-agents again."
+        ) from None
+    report = module.main(kills=kills, ledger=ledger, seed=seed, report=terminal.note)
+    if terminal.is_json:
+        terminal.emit(report)
+    else:
+        _print(terminal, report)
+    return DONE if report.ok else FAILED
+
+
+def _print(terminal: Terminal, report: object) -> None:
+    """Every field of the report with its value; nested ones indented."""
+    import msgspec
+
+    def lines(value: dict[str, object], indent: str) -> None:
+        width = max(len(name) for name in value)
+        for name, each in value.items():
+            title = name.replace("_", " ")
+            if isinstance(each, dict) and each:
+                terminal.say(f"{indent}{title}")
+                lines(each, indent + "  ")
+            elif isinstance(each, list) and each and isinstance(each[0], dict):
+                for part in each:
+                    terminal.say(f"{indent}{title}")
+                    lines(part, indent + "  ")
+            else:
+                shown = "yes" if each is True else "no" if each is False else each
+                terminal.say(f"{indent}{title:{width}}  {shown}")
+
+    lines(msgspec.to_builtins(report), "")

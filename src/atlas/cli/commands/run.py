@@ -1,0 +1,93 @@
+"""`atlas run`: submit and drive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from atlas.cli.command import command
+from atlas.cli.terminal import Terminal, pass_terminal
+
+
+def complete_agent(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Agents of the vault, read from its folders alone so that the shell need not wait."""
+    from atlas.kernel.errors import AtlasError
+
+    try:
+        folder = ctx.obj.vault_path(ctx.meta.get("atlas.vault")) / "agents"
+        names = [entry.parent.name for entry in folder.glob("*/agent.yaml")]
+    except (AtlasError, OSError):
+        return []
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+@command(
+    "run",
+    examples="""
+    atlas run summarizer "Some words to shorten."
+    atlas run summarizer --input '{"text": "Some words.", "max_length": 3}'
+    atlas run report --input @day.json --key 2026-11-03
+    curl -s example.org/data.json | atlas run report --input - --json
+    """,
+)
+@click.argument("agent", shell_complete=complete_agent)
+@click.argument("text", required=False)
+@click.option("--input", "input_", metavar="JSON|@FILE|-", help="The input as JSON, in a file, or from standard input.")
+@click.option("--session", metavar="ID", default="", help="Add a turn to this session.")
+@click.option("--key", metavar="KEY", default="", help="Name this request: asking again with KEY gives the same run.")
+@click.option("--detach", is_flag=True, help="Queue the run and return at once; 'atlas up' drives it.")
+@click.option("--unattended", is_flag=True, help="Nobody is there to ask: refuse what needs a person's approval.")
+@click.option(
+    "--priority",
+    type=click.IntRange(-1000, 1000),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Queued runs with a higher number go first.",
+)
+@pass_terminal
+def run(
+    terminal: Terminal,
+    agent: str,
+    text: str | None,
+    input_: str | None,
+    session: str,
+    key: str,
+    detach: bool,
+    unattended: bool,
+    priority: int,
+) -> int:
+    """Run an agent and print what it returns.
+
+    TEXT is short for --input '{"text": TEXT}'. What the agent logs and prints goes to standard error while it runs, its
+    result to standard output, and at the end one line says state, cost, tokens, steps, time and run.
+
+    Press Ctrl-C once to park the run safely, twice to stop at once. Either way nothing is lost: the same command with
+    the same --key, or 'atlas up', continues it. Runs that a crashed process left behind are picked up first.
+    """
+    from atlas.cli.value import read_value, text_value
+
+    if text is not None and input_ is not None:
+        raise click.UsageError("Give either TEXT or --input, not both.", click.get_current_context())
+    value: Any = text_value(text) if text is not None else read_value(input_, "--input") if input_ is not None else {}
+    options: dict[str, Any] = {"session_id": session, "key": key, "priority": priority, "unattended": unattended}
+    return terminal.run(_run(terminal, agent, value, options, detach))
+
+
+async def _run(terminal: Terminal, agent: str, value: object, options: dict[str, Any], detach: bool) -> int:
+    from atlas.cli.drive import drive_run
+    from atlas.cli.failure import DONE
+
+    async with terminal.open() as host:
+        submitted = await host.submit(agent, value, **options)
+        if not detach:
+            return await drive_run(terminal, host, submitted.run_id)
+        report = await host.report(submitted.run_id)
+    if terminal.is_json:
+        terminal.emit(report)
+    else:
+        terminal.say(submitted.run_id)
+        verb = "queued" if submitted.is_new else f"known by its key, {report.state}"
+        terminal.note(f"{verb}; {terminal.command('up')} drives queued runs")
+    return DONE

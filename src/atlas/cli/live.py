@@ -1,0 +1,140 @@
+"""What a person sees on standard error while a run is driven: logs, progress and printed text, as they are recorded."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import click
+
+from atlas.cli.item import first_number
+from atlas.cli.terminal import Terminal
+from atlas.cli.text import clean, count, duration, short
+from atlas.kernel.event import (
+    AttemptStarted,
+    Body,
+    EffectAsked,
+    EffectDoubted,
+    EffectReceived,
+    Event,
+    Logged,
+    OutputCaptured,
+    RunEnded,
+)
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+BAR = 20
+
+
+class LiveView:
+    """Lines above, and on a terminal one moving line below that says how far the run is."""
+
+    def __init__(self, terminal: Terminal, run_id: str, agent: str) -> None:
+        self._terminal = terminal
+        self._run_id = run_id
+        self._agent = agent
+        self._rest: dict[tuple[str, str], str] = {}
+        self._agents: dict[str, str] = {}
+        self._began_us: dict[str, int] = {}
+        self._steps = 0
+        self._progress = ""
+        self._began = time.monotonic()
+        self._status: Status | None = None
+
+    def __enter__(self) -> LiveView:
+        """Shows the moving line where there is a terminal to move on."""
+        if sys.stderr.isatty() and not self._terminal.is_json:
+            console = self._terminal.console(err=True)
+            self._status = console.status(self._headline(), spinner="dots" if self._terminal.is_unicode else "line")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Prints what was held back and takes the moving line away."""
+        for (run_id, _), text in sorted(self._rest.items()):
+            self._line(run_id, f"| {text}")
+        self._rest.clear()
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def say(self, text: str) -> None:
+        """A line of the command's own."""
+        if self._status is None:
+            self._terminal.note(text)
+        else:
+            from rich.text import Text
+
+            self._status.console.print(Text.from_ansi(text), soft_wrap=True)
+
+    def show(self, event: Event, body: Body, agent: str) -> None:
+        """One event of a run of `agent`."""
+        self._agents[event.run_id] = agent
+        match body:
+            case AttemptStarted():
+                self._attempt(event, body)
+            case Logged():
+                self._logged(event, body)
+            case OutputCaptured():
+                self._printed(event, body)
+            case EffectAsked():
+                self._asked(event, f"{body.name} waits for a person ({body.effect_class})", "approve", body.effect)
+            case EffectDoubted():
+                self._asked(event, f"{body.effect} is in doubt: {body.reason}", "inbox done", body.effect)
+            case EffectReceived():
+                self._steps += event.run_id == self._run_id
+            case RunEnded() if event.run_id != self._run_id:
+                took_us = event.time_us - self._began_us.get(event.run_id, event.time_us)
+                self._line(event.run_id, f"{body.state} after {duration(max(0, took_us))}")
+            case _:
+                pass
+        if self._status is not None:
+            self._status.update(self._headline())
+
+    def _asked(self, event: Event, text: str, command: str, effect: str) -> None:
+        self._line(event.run_id, text)
+        if event.run_id != self._run_id:
+            # What the run itself asks is said when it rests; one that waits for its child may not rest before.
+            words = self._terminal.command(f"{command} {first_number(event.run_id, effect)}")
+            self._line(event.run_id, f"answer it from another terminal: {words}")
+
+    def _attempt(self, event: Event, body: AttemptStarted) -> None:
+        self._began_us.setdefault(event.run_id, event.time_us)
+        if body.attempt > 1:
+            self._line(event.run_id, f"attempt {body.attempt}: recorded steps are answered from the record")
+        elif event.run_id != self._run_id:
+            self._line(event.run_id, f"started as {short(event.run_id)}")
+
+    def _logged(self, event: Event, body: Logged) -> None:
+        if body.fraction < 0:
+            mark = "" if body.level == "info" else f"{body.level}: "
+            self._line(event.run_id, f"{mark}{body.message}")
+        elif self._status is None or event.run_id != self._run_id:
+            self._line(event.run_id, f"{body.fraction:4.0%} {body.message}")
+        else:
+            filled = round(BAR * min(1.0, body.fraction))
+            bar = "━" * filled + "╌" * (BAR - filled) if self._terminal.is_unicode else "#" * filled
+            self._progress = f"  {bar} {body.fraction:.0%} {clean(body.message)}"
+
+    def _printed(self, event: Event, body: OutputCaptured) -> None:
+        # Text comes in pieces; a line is shown when it is whole.
+        key = (event.run_id, body.stream)
+        *lines, rest = (self._rest.pop(key, "") + body.text).split("\n")
+        for line in lines:
+            self._line(event.run_id, f"| {line}")
+        if rest:
+            self._rest[key] = rest
+
+    def _line(self, run_id: str, text: str) -> None:
+        who = "" if run_id == self._run_id else f"[{self._agents[run_id]}] "
+        self.say(click.style(f"  {who}{clean(text)}", dim=True))
+
+    def _headline(self) -> str:
+        passed = duration(int((time.monotonic() - self._began) * 1_000_000))
+        return f"{self._agent}  {passed}  {count(self._steps, 'step')}{self._progress}"

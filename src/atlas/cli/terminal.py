@@ -1,0 +1,140 @@
+"""Where a command speaks: results go to standard output, everything about them to standard error.
+
+With --json a command writes its one object to standard output and nothing else there. Colours only where a
+person looks: on a terminal, unless NO_COLOR is set.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import click
+
+from atlas.cli.program import Program
+from atlas.cli.text import STATE_COLORS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from atlas.control.host import Host
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PIPE_WIDTH = 200
+MIN_WIDTH = 40
+
+
+class ReaderGone(Exception):
+    """Whoever read standard output has left (`atlas runs | head`), as is their right."""
+
+
+class Terminal:
+    """One invocation: its program, the options every command has, and its two streams."""
+
+    def __init__(self, program: Program, vault: str | None, is_json: bool) -> None:
+        self.program = program
+        self.vault = vault
+        self.is_json = is_json
+        self._color = None if wants_color(program.environ) else False
+        # Asked now: while a moving line is shown, another object stands in for the stream.
+        self.is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+
+    def open(self) -> AbstractAsyncContextManager[Host]:
+        """The use cases over the chosen vault."""
+        return self.program.open(self.vault)
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """The result of `work` on an event loop of its own."""
+        import asyncio
+
+        return asyncio.run(work)
+
+    def say(self, text: str = "") -> None:
+        """One line of result, on standard output."""
+        try:
+            click.echo(text, color=self._color)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
+
+    def note(self, text: str = "") -> None:
+        """One line about the result, on standard error; nobody has to read it."""
+        with suppress(BrokenPipeError):
+            click.echo(text, err=True, color=self._color)
+
+    def emit(self, value: object) -> None:
+        """`value` as one JSON document on standard output: indented for a person, one line for a pipe."""
+        import msgspec
+
+        raw = msgspec.json.encode(value)
+        self.say(msgspec.json.format(raw, indent=2 if self.is_screen else -1).decode())
+
+    def style(self, text: str, color: str = "", *, bold: bool = False, dim: bool = False) -> str:
+        """`text` in a colour; the stream decides whether it shows."""
+        return click.style(text, fg=color or None, bold=bold or None, dim=dim or None)
+
+    def state(self, word: str) -> str:
+        """A state in its colour."""
+        return self.style(word, STATE_COLORS.get(word, ""))
+
+    def command(self, words: str) -> str:
+        """An `atlas` command to copy, with this invocation's vault."""
+        vault = f" --vault {shlex.quote(self.vault)}" if self.vault is not None else ""
+        return f"atlas {words}{vault}"
+
+    def console(self, *, err: bool = False) -> Console:
+        """A rich console on one of the streams; a pipe is as wide as its content."""
+        from rich.console import Console
+
+        stream = sys.stderr if err else sys.stdout
+        return Console(
+            file=stream,
+            width=None if stream.isatty() else PIPE_WIDTH,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            no_color=self._color is False,
+            _environ=self.program.environ,
+        )
+
+    def table(self, table: Table, console: Console) -> None:
+        """A rich table on standard output, without the spaces that end its lines."""
+        with console.capture() as capture:
+            console.print(table)
+        for line in capture.get().splitlines():
+            self.say(line.rstrip())
+
+    @property
+    def is_screen(self) -> bool:
+        """Whether a person looks at standard output, so that its width matters."""
+        return sys.stdout.isatty()
+
+    @property
+    def width(self) -> int:
+        """The columns to draw in."""
+        import shutil
+
+        return max(MIN_WIDTH, shutil.get_terminal_size((80, 24)).columns)
+
+
+def wants_color(environ: Mapping[str, str]) -> bool:
+    """False when the person said NO_COLOR or the terminal cannot."""
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def pass_terminal(function: Callable[Concatenate[Terminal, P], R]) -> Callable[P, R]:
+    """Gives a command its terminal as first argument."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        context = click.get_current_context()
+        meta = context.meta
+        terminal = Terminal(context.obj, meta.get("atlas.vault"), bool(meta.get("atlas.json")))
+        return function(terminal, *args, **kwargs)
+
+    return update_wrapper(call, function)

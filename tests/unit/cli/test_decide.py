@@ -1,0 +1,170 @@
+"""Commands that decide: inbox, approve, deny, cancel, fork, up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from atlas.cli.item import first_number
+from atlas.control.report import InboxEntry
+from atlas.kernel.event import AttemptStarted, RunEnded, RunParked
+from unit.cli.fake_host import make_events, make_row
+
+RUN = "run_0193a1b2c3d47abc8def0123456789ab"
+OTHER = "run_0193a1b2c3d47abd8def0123456789ab"
+
+
+def entry(run_id: str, effect: str, kind: str = "approval", name: str = "send") -> InboxEntry:
+    return InboxEntry(run_id, effect, kind, "writer", name, msgspec.Raw(b'["x"]'), "high_risk", "default", 0)
+
+
+@pytest.fixture(autouse=True)
+def waiting_runs(host: Any) -> None:
+    host.add(make_row(RUN, "waiting"), "sent", state="succeeded")
+    host.add(make_row(OTHER, "in_doubt"))
+    host.entries = [entry(RUN, "e1"), entry(OTHER, "e2", "doubt")]
+
+
+def numbers(atlas: Any) -> list[str]:
+    return [item["item"] for item in json.loads(atlas("inbox", "--json").stdout)["items"]]
+
+
+def test_the_inbox_shows_each_question_with_the_commands_that_answer_it(atlas: Any) -> None:
+    text = atlas("inbox").stdout
+    approval, doubt = numbers(atlas)
+    assert f"atlas approve {approval}" in text
+    assert f"atlas inbox not-done {doubt}" in text
+
+
+def test_an_empty_inbox_says_so(atlas: Any, host: Any) -> None:
+    host.entries = []
+    result = atlas("inbox")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "nothing waits for a person" in result.stderr
+
+
+def test_a_number_means_the_same_question_when_others_are_answered(atlas: Any, host: Any) -> None:
+    before = numbers(atlas)
+    del host.entries[0]
+    assert numbers(atlas) == before[1:]
+    result = atlas("approve", before[0])
+    assert result.exit_code == 2
+    assert "may be answered" in result.stderr
+    assert not any(asked[0] == "answer" for asked in host.asked)
+
+
+def test_questions_whose_short_numbers_are_equal_get_longer_ones(atlas: Any, host: Any) -> None:
+    wanted = first_number(RUN, "e0")
+    twin = next(f"e{n}" for n in range(1, 200_000) if first_number(RUN, f"e{n}") == wanted)
+    host.entries = [entry(RUN, "e0"), entry(RUN, twin), entry(RUN, "alone")]
+    first, second, third = numbers(atlas)
+    assert len({first, second, third}) == 3
+    assert (len(first), len(second), len(third)) == (6, 6, 4)
+    assert atlas("approve", wanted).exit_code == 2
+
+
+def test_approve_takes_a_number_a_run_or_a_run_and_its_effect(atlas: Any, host: Any) -> None:
+    for words in ((numbers(atlas)[0],), (RUN,), ("@last",), (RUN[:20], "e1")):
+        host.asked.clear()
+        assert atlas("approve", *words, "--reason", "fine").exit_code == 0
+        assert host.asked[-1] == ("answer", RUN, "e1", True, "fine")
+
+
+def test_deny_carries_the_reason(atlas: Any, host: Any) -> None:
+    assert atlas("deny", RUN, "--reason", "not today").exit_code == 0
+    assert host.asked[-1] == ("answer", RUN, "e1", False, "not today")
+
+
+def test_a_run_that_asks_several_things_needs_a_number(atlas: Any, host: Any) -> None:
+    host.entries.append(entry(RUN, "e9", name="pay"))
+    result = atlas("approve", RUN)
+    assert result.exit_code == 2
+    assert "(send)" in result.stderr
+    assert "(pay)" in result.stderr
+    assert atlas("approve", RUN, "e9").exit_code == 0
+
+
+def test_an_effect_in_doubt_cannot_be_approved_nor_a_question_settled(atlas: Any, host: Any) -> None:
+    approval, doubt = numbers(atlas)
+    assert "atlas inbox done|not-done|abandon" in atlas("approve", doubt).stderr
+    assert "atlas approve|deny" in atlas("inbox", "not-done", approval).stderr
+    assert not any(asked[0] in ("answer", "resolve") for asked in host.asked)
+
+
+def test_the_three_answers_to_a_doubt(atlas: Any, host: Any) -> None:
+    doubt = numbers(atlas)[1]
+    assert atlas("inbox", "done", doubt, "--result", '{"ok": true}').exit_code == 0
+    assert host.asked[-1] == ("resolve", OTHER, "e2", "done", b'{"ok":true}', "")
+    assert atlas("inbox", "done", doubt).exit_code == 0
+    assert host.asked[-1] == ("resolve", OTHER, "e2", "done", b"null", "")
+    assert atlas("inbox", "not-done", OTHER, "e2").exit_code == 0
+    assert host.asked[-1] == ("resolve", OTHER, "e2", "not_done", None, "")
+    assert atlas("inbox", "abandon", doubt, "--reason", "gone").exit_code == 0
+    assert host.asked[-1] == ("resolve", OTHER, "e2", "abandon", None, "gone")
+
+
+def test_a_result_that_is_not_json_answers_nothing(atlas: Any, host: Any) -> None:
+    result = atlas("inbox", "done", numbers(atlas)[1], "--result", "{nope")
+    assert (result.exit_code, "error[not_json]" in result.stderr) == (2, True)
+    assert not any(asked[0] == "resolve" for asked in host.asked)
+
+
+def test_an_answer_says_what_was_answered_and_how_the_run_continues(atlas: Any) -> None:
+    result = atlas("approve", RUN)
+    assert 'approved: send ["x"]' in result.stdout
+    assert "atlas up --until-idle" in result.stderr
+    answered = json.loads(atlas("approve", RUN, "--json").stdout)
+    assert answered == {"run_id": RUN, "effect": "e1", "name": "send", "answer": "approved"}
+
+
+def test_an_answer_with_run_drives_on_and_prints_the_result(atlas: Any, host: Any) -> None:
+    result = atlas("approve", RUN, "--run")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "sent"
+    assert ("drive", RUN) in host.asked
+    host.add(make_row(RUN, "waiting"), "sent", state="succeeded")
+    assert json.loads(atlas("approve", RUN, "--run", "--json").stdout)["output"] == "sent"
+
+
+def test_cancel_says_where_the_run_stands(atlas: Any, host: Any) -> None:
+    result = atlas("cancel", RUN, "--reason", "wrong")
+    assert (result.exit_code, "cancelled" in result.stdout) == (0, True)
+    assert host.asked[-1] == ("cancel", RUN, "wrong")
+
+
+def test_a_run_that_has_ended_cannot_be_cancelled_but_a_cancelled_one_may_be_again(atlas: Any, host: Any) -> None:
+    host.add(make_row(RUN, "succeeded"))
+    assert "error[run_ended]" in atlas("cancel", RUN).stderr
+    host.add(make_row(RUN, "cancelled"))
+    assert atlas("cancel", RUN).exit_code == 0
+
+
+def test_fork_drives_the_new_run_unless_told_not_to(atlas: Any, host: Any) -> None:
+    assert atlas("fork", RUN, "--at", "3").exit_code == 0
+    assert host.asked[0] == ("fork", RUN, 3)
+    assert ("drive", RUN) in host.asked
+    host.asked.clear()
+    result = atlas("fork", RUN, "--no-run")
+    assert (result.exit_code, result.stdout) == (0, f"{RUN}\n")
+    assert host.asked == [("fork", RUN, None)]
+
+
+def test_up_prints_what_starts_and_ends(atlas: Any, host: Any) -> None:
+    host.ledger.late = make_events(RUN, AttemptStarted(2, "me"), RunParked("person"), RunEnded("succeeded"))
+    result = atlas("up", "--until-idle")
+    assert result.exit_code == 0
+    assert [line.split()[1] for line in result.stdout.splitlines()] == ["running", "waiting", "succeeded"]
+    assert ("drive_all", True) in host.asked
+    changes = [json.loads(line) for line in atlas("up", "--until-idle", "--json").stdout.splitlines()]
+    assert [(change["what"], change.get("attempt")) for change in changes] == [
+        ("running", 2),
+        ("waiting", None),
+        ("succeeded", None),
+    ]
+
+
+def test_up_with_nothing_to_do_says_so(atlas: Any) -> None:
+    assert "nothing to do" in atlas("up", "--until-idle").stderr
