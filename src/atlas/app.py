@@ -109,8 +109,17 @@ async def open_host(
 
 def build_ledger(root: Path, config: Config, environ: Mapping[str, str], clock: Clock) -> Ledger:
     """The ledger that the environment or the configuration names; SQLite in the vault by default."""
+    from atlas.kernel.errors import Unavailable
+
     runtime = root / ".atlas"
-    runtime.mkdir(exist_ok=True)
+    try:
+        runtime.mkdir(exist_ok=True)
+    except OSError as error:
+        raise Unavailable(
+            f"{runtime} cannot be created: {error.strerror}",
+            hint="Make the vault's folder writable, or choose another with --vault.",
+            code="vault_unwritable",
+        ) from error
     url = environ.get("ATLAS_LEDGER_URL") or config.ledger.url
     if url:
         from atlas.ledger.postgres import PostgresLedger

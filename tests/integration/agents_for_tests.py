@@ -56,6 +56,8 @@ class Worker(AgentBase):
                 return str(context.now())
             case ["kid-fails"]:
                 return await context.spawn("worker", {"log": log, "do": ["fail"]})
+            case ["kid-mails"]:
+                return await context.spawn("worker", {"log": log, "do": ["mail:k"]})
             case ["kid-hangs"]:
                 return await context.spawn("worker", {"log": log, "do": ["hang"]})
         raise AssertionError(word)

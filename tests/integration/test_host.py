@@ -564,3 +564,31 @@ def test_aborting_leaves_a_consistent_run(vault_dir: Path, log: str) -> None:
             assert WORLD[log] == ["a"]
 
     asyncio.run(main())
+
+
+def test_a_parent_whose_child_waits_for_a_person_rests_too(vault_dir: Path, log: str) -> None:
+    async def work(host: Host) -> None:
+        run_id, state = await finish(host, log, "kid-mails")
+        assert state == "waiting"
+        rows = (await host.runs(RunQuery(root_run_id=run_id))).runs
+        assert {(row.state, row.owner) for row in rows} == {("waiting", "")}
+        (entry,) = await host.inbox()
+        await host.answer(entry.run_id, entry.effect, approved=True)
+        assert await host.drive(run_id) == "succeeded"
+        assert WORLD[log] == ["k"]
+        assert (await host.replay(run_id)).identical
+
+    in_host(vault_dir, work)
+
+
+def test_a_stream_follows_a_run_past_its_parking(vault_dir: Path, log: str) -> None:
+    async def work(host: Host) -> None:
+        run_id, _ = await finish(host, log, "mail:a")
+        (entry,) = await host.inbox()
+        await host.answer(run_id, entry.effect, approved=True)
+        await host.drive(run_id)
+        seen = [event.kind async for event, _ in host.follow(run_id)]
+        assert "run.parked" in seen
+        assert seen[-1] == "run.ended"
+
+    in_host(vault_dir, work)

@@ -7,6 +7,7 @@ from math import ceil
 from typing import Final
 
 import msgspec
+from rich.cells import cell_len, set_cell_size
 
 from atlas.cli.terminal import Terminal
 from atlas.cli.text import count, duration, one_line
@@ -37,7 +38,7 @@ def draw(terminal: Terminal, root: Span, limit: int | None) -> Iterator[str]:
     glyphs = LINES if terminal.is_unicode else ASCII
     rows = list(_rows(root, "", "", glyphs, limit))
     room = terminal.width - STATUS - TIME - 3
-    longest = max(len(label) for label, span in rows if span is not None)
+    longest = max(cell_len(label) for label, span in rows if span is not None)
     label_width = min(longest, max(MIN_LABEL, room // 2))
     bar_width = max(MIN_BAR, room - label_width)
     for label, span in rows:
@@ -78,4 +79,5 @@ def _bar(span: Span, begin_us: int, end_us: int, width: int, glyphs: Glyphs) -> 
 
 
 def _fit(label: str, width: int) -> str:
-    return f"{label:{width}}" if len(label) <= width else label[: width - 1] + "…"
+    """`label` in exactly `width` columns; some scripts take two per character."""
+    return set_cell_size(label, width) if cell_len(label) <= width else set_cell_size(label, width - 1) + "…"

@@ -76,7 +76,7 @@ from atlas.kernel.event import (
     ValueRecorded,
 )
 from atlas.kernel.run import Appended, Claimed, InboxItem, RunState, Signal
-from atlas.kernel.state import STEP_SPEND
+from atlas.kernel.state import STEP_SPEND, clock
 
 
 class Attempt:
@@ -298,6 +298,8 @@ class Attempt:
                 )
             case "resolve":
                 self._resolved(signal, msgspec.json.decode(signal.body, type=ResolveBody))
+            case "child_parked":
+                self._family.parked(signal)
             case "child_ended":
                 self._remember(await self._family.ended(signal))
             case _:
@@ -331,8 +333,7 @@ class Attempt:
             case Spawn():
                 await self._spawn(command.call)
             case Rejoin():
-                self._family.expect(command.call)
-                self._family.yield_slot()
+                await self._family.rejoin(command.call)
             case Ask():
                 await self._ask(command)
             case Refuse():
@@ -442,10 +443,10 @@ class Attempt:
 
     async def _park(self, command: Park) -> None:
         await self._stop_code()
-        states: dict[str, RunState] = {"person": "waiting", "doubt": "in_doubt", "interrupted": "queued"}
-        state = states[command.reason]
+        state = _PARKED_AS[command.reason]
+        signals = self._family.tell_parked() if state != "queued" else ()
         self._world.boundary("park.before")
-        await self._record.write(RunParked(command.reason), state=state, release=True)
+        await self._record.write(RunParked(command.reason), state=state, release=True, signals=signals)
         self._world.boundary("park.durable")
         self._rest = state
 
@@ -487,7 +488,8 @@ class Attempt:
             outcome = "failed" if error is not None else outcome
             output = NULL if error is not None else await pack(self._world.ledger, command.finished.output)
         unresolved = tuple(effect for effect, intent in state.open.items() if not is_recoverable(intent))
-        return RunEnded(outcome, output, error, unresolved, state.spend, state.active_us)
+        active_us, _ = clock(state, self._world.clock.now_us())
+        return RunEnded(outcome, output, error, unresolved, state.spend, active_us)
 
     # Small parts
 
@@ -544,6 +546,12 @@ class Attempt:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.post, Tick())
 
 
+_PARKED_AS: dict[str, RunState] = {
+    "person": "waiting",
+    "children": "waiting",
+    "doubt": "in_doubt",
+    "interrupted": "queued",
+}
 # After these nothing needs to arrive before the next decision.
 _SILENT = (Ask, Doubt, Retry, StartCode)
 

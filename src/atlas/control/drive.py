@@ -233,7 +233,8 @@ class Driver:
         finally:
             if self._attempts.get(attempt.run_id) is attempt:
                 del self._attempts[attempt.run_id]
-        if state is not None:
+        # A parked run may have been queued again in the commit that parked it: its row knows.
+        if state in TERMINAL:
             self._settle(attempt.run_id, state)
         self._nudged.set()
 

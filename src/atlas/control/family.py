@@ -8,12 +8,12 @@ import msgspec
 
 from atlas.control.payload import inline, pack, unpack
 from atlas.control.record import Record
-from atlas.control.signal import ChildEndedBody, cancel_signal
+from atlas.control.signal import ChildEndedBody, ChildParkedBody, cancel_signal
 from atlas.control.world import ChildRefused, ChildStarted, Granted, Message, World
 from atlas.kernel.code import Answer, CallMade
 from atlas.kernel.errors import AtlasError
 from atlas.kernel.event import EffectIntended, EffectReceived, RunEnded
-from atlas.kernel.run import NewSignal, Signal, TreeLimits
+from atlas.kernel.run import PARKED, NewSignal, Signal, TreeLimits
 from atlas.kernel.state import STEP_SPEND
 
 
@@ -68,6 +68,19 @@ class Family:
         live = self._record.state.live
         calls = {number: other for number, other in live.calls.items() if number != call.id}
         self._record.observe(calls=calls, awaiting={**live.awaiting, call.effect: call.id})
+
+    async def rejoin(self, call: CallMade) -> None:
+        """The code waits for a child that an earlier attempt started."""
+        child = await self._world.ledger.run(self._record.state.open[call.effect].child_run_id)
+        self.expect(call)
+        if child.state in PARKED and not child.owner:
+            self._mark_parked(call.effect)
+        self.yield_slot()
+
+    def parked(self, signal: Signal) -> None:
+        """Takes note that a child waits for a person."""
+        self._record.write(consumed=(signal.id,), lazy=True)
+        self._mark_parked(msgspec.json.decode(signal.body, type=ChildParkedBody).effect)
 
     def forget(self, effect: str) -> int | None:
         """The code no longer waits for this child; the call that did."""
@@ -149,6 +162,19 @@ class Family:
         body = ChildEndedBody(state.created.parent_effect, state.run_id, ended.state, ended.output, ended.error)
         encoded = msgspec.json.encode(body)
         return (NewSignal(f"end:{state.run_id}", above, "child_ended", state.principal, encoded),)
+
+    def tell_parked(self) -> tuple[NewSignal, ...]:
+        """What tells the run above that this one waits for a person."""
+        state = self._record.state
+        above = state.created.parent_run_id
+        if not above:
+            return ()
+        encoded = msgspec.json.encode(ChildParkedBody(state.created.parent_effect))
+        signal_id = f"parked:{state.run_id}:{state.attempt}"
+        return (NewSignal(signal_id, above, "child_parked", state.principal, encoded),)
+
+    def _mark_parked(self, effect: str) -> None:
+        self._record.observe(parked=self._record.state.live.parked | {effect})
 
     def _hand_over(self, answer: Answer) -> None:
         self._held.append(answer)

@@ -144,14 +144,16 @@ class Host:
         """The run's events as they become durable; ends when the run rests."""
         async with self.ledger.wake(every_commit=True) as wake:
             while True:
+                is_resting = False
                 for event in await self.ledger.events(run_id, after=after):
                     after = event.seq
-                    if not event.salt:
-                        continue
-                    body = decode_body(event.kind, event.version, event.body)
-                    yield event, body
-                    if isinstance(body, RunEnded | RunParked):
-                        return
+                    if event.salt:
+                        body = decode_body(event.kind, event.version, event.body)
+                        is_resting = isinstance(body, RunEnded | RunParked)
+                        yield event, body
+                # A run that was parked and taken up again has events behind that.
+                if is_resting and not (await self.ledger.run(run_id)).owner:
+                    return
                 await wake.wait(5.0)
 
     def start_driving(self) -> asyncio.Task[None]:

@@ -45,6 +45,12 @@ class ChildEndedBody(msgspec.Struct, frozen=True, omit_defaults=True):
     error: ErrorRecord | None = None
 
 
+class ChildParkedBody(msgspec.Struct, frozen=True):
+    """A child run waits for a person: so does a parent that waits for nothing else."""
+
+    effect: str
+
+
 def cancel_signal(run_id: str, principal: str, reason: str, signal_id: str) -> NewSignal:
     """A signal that cancels `run_id`."""
     return NewSignal(signal_id, run_id, "cancel", principal, msgspec.json.encode(CancelBody(reason)))

@@ -119,7 +119,7 @@ class CancelCode(msgspec.Struct, frozen=True):
 class Park(msgspec.Struct, frozen=True):
     """Stop the code and give the lease back until something wakes the run."""
 
-    reason: Literal["person", "doubt", "interrupted"]
+    reason: Literal["person", "doubt", "children", "interrupted"]
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -157,11 +157,13 @@ def decide(state: State, now_us: int) -> tuple[Command, ...]:
     if not live.has_code:
         return settle(state) or (StartCode(), WakeAt(deadline_us(state, now_us)))
     verdicts = _judge_all(state)
-    if not verdicts and not live.performing and not live.awaiting:
+    if not verdicts and not live.performing and live.parked.issuperset(live.awaiting):
         if state.doubted:
             return (Park("doubt"),)
         if state.asked:
             return (Park("person"),)
+        if live.awaiting:
+            return (Park("children"),)
     return (*verdicts, WakeAt(_next_look_us(state, now_us)))
 
 

@@ -91,7 +91,7 @@ class NewSignal(msgspec.Struct, frozen=True):
 
     id: str
     run_id: str
-    kind: Literal["cancel", "answer", "resolve", "child_ended"]
+    kind: Literal["cancel", "answer", "resolve", "child_ended", "child_parked"]
     principal: str
     body: bytes
 

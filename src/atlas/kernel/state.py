@@ -44,13 +44,14 @@ class Live(msgspec.Struct, frozen=True):
     """What this attempt's driver sees: nothing here survives it.
 
     `calls` wait for a decision, `performing` are steps under way, `awaiting` are children; the latter two map an
-    effect to its call. `unclaimed` counts recorded effects that the code has not asked for again yet.
+    effect to its call. `parked` are children that wait for a person themselves. `unclaimed` counts recorded effects that the code has not asked for again yet.
     """
 
     has_code: bool = False
     calls: dict[int, CallMade] = {}
     performing: dict[str, int] = {}
     awaiting: dict[str, int] = {}
+    parked: frozenset[str] = frozenset()
     unclaimed: int = 0
     quiet_since_us: int = 0
     finished: Finished | None = None

@@ -31,6 +31,7 @@ from atlas.testing.chaos_site import AGENT, Site
 _LANES: Final = 2
 _BACKLOG: Final = 6
 _STRIKE_S: Final = 5.0
+_STALL_S: Final = 90.0
 _HANG_S: Final = 120.0
 _DEATH_S: Final = 5.0
 # What must happen to an effect first so that it is tried again, or probed.
@@ -64,6 +65,7 @@ class Storm:
         self._orders = 0
         self._hits: Counter[str] = Counter()
         self._reported = 0
+        self._moved_s = time.monotonic()
         self._complaints: list[str] = []
         self._host: Host
 
@@ -180,9 +182,12 @@ class Storm:
     # Work, and the person
 
     async def _top_up(self) -> None:
+        if time.monotonic() - self._moved_s > _STALL_S:
+            self._complaints.append(f"no run has come to an end or to a person for {_STALL_S:g} s")
         page = await self._host.runs(RunQuery(roots_only=True, states=("queued", "running"), limit=_BACKLOG))
         for _ in range(_BACKLOG - len(page.runs)):
             order = Order(len(self._roots) + 1, self._rng.randrange(3), self._rng.random() < 0.5)
+            self._moved_s = time.monotonic()
             wanted = msgspec.to_builtins(order) | {"outside": str(self._site.outside)}
             submitted = await self._host.submit(AGENT, wanted)
             self._roots[submitted.run_id] = order

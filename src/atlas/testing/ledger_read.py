@@ -7,7 +7,7 @@ import hashlib
 from typing import Any
 
 from atlas.kernel.chain import check_chain
-from atlas.kernel.errors import NotFound
+from atlas.kernel.errors import AtlasError, NotFound
 from atlas.kernel.event import Event
 from atlas.kernel.run import Append, Lease, RunQuery, RunState
 from atlas.testing.ledger_rig import Scene, case, jumping_case, peer_case, refused
@@ -258,6 +258,15 @@ async def a_chain_that_was_cut_is_found(scene: Scene) -> None:
     assert cut is not None
     assert gap is not None
     assert (cut.kind, gap.kind) == ("truncated", "missing")
+
+
+@case
+async def a_question_that_cannot_be_asked_is_refused_and_harms_nobody(scene: Scene) -> None:
+    for _ in range(5):
+        with refused(AtlasError):
+            await scene.ledger.run("\ud800")
+    run = await scene.submit()
+    assert await scene.state(run.run_id) == "queued"
 
 
 @case

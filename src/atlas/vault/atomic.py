@@ -119,11 +119,12 @@ def _replace(folder: int, temporary: str, name: str, path: str, expect: str) -> 
     # Somebody saved between the look and the exchange: their file goes back. Each exchange must take out what the
     # one before put in; when it does not, somebody saved once more, and that newer file goes back in turn.
     in_place = ours
-    while _exchange(folder, temporary, name):
-        in_place, put_back = taken_out, in_place
-        taken_out = _read(folder, temporary)[0]
-        if taken_out == put_back:
-            break
+    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, which is the last word then
+        while _exchange(folder, temporary, name):
+            in_place, put_back = taken_out, in_place
+            taken_out = _read(folder, temporary)[0]
+            if taken_out == put_back:
+                break
     raise changed
 
 

@@ -66,7 +66,8 @@ class FolderVault:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            raise Unavailable(f"{self.root / 'agents'} cannot be read: {error.strerror}") from error
+            message = f"{self.root / 'agents'} cannot be read: {error.strerror}"
+            raise Unavailable(message, code="vault_unreadable") from error
         return sorted(name for name in names if not name.startswith("."))
 
     def contract(self, name: str) -> Contract:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from click import unstyle
+from rich.cells import cell_len
 
 from atlas.cli.terminal import Terminal
 from atlas.cli.waterfall import draw
@@ -75,6 +76,12 @@ def test_a_long_list_is_cut_and_says_how_to_see_all(terminal: Terminal) -> None:
     assert len(lines) == 6
     assert unstyle(lines[-1]).endswith("6 more lines; --all draws them")
     assert len(list(draw(terminal, root, None))) == 11
+
+
+def test_bars_line_up_whatever_the_script_of_the_names(terminal: Terminal) -> None:
+    root = span("root", 0, 10, span("漢字の名前", 0, 10), span("plain", 0, 10))
+    columns = {cell_len(unstyle(line).partition("━")[0]) for line in draw(terminal, root, None)}
+    assert len(columns) == 1
 
 
 def test_names_cannot_steer_the_terminal(terminal: Terminal) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from atlas.cli.command import command
@@ -60,22 +62,26 @@ def chaos(terminal: Terminal, kills: int, ledger: str, seed: int | None) -> int:
 
 
 def _print(terminal: Terminal, report: object) -> None:
-    """Every field of the report with its value; nested ones indented."""
+    """Every field of the report, tables indented below their name."""
     import msgspec
 
-    def lines(value: dict[str, object], indent: str) -> None:
-        width = max(len(name) for name in value)
-        for name, each in value.items():
-            title = name.replace("_", " ")
-            if isinstance(each, dict) and each:
-                terminal.say(f"{indent}{title}")
-                lines(each, indent + "  ")
-            elif isinstance(each, list) and each and isinstance(each[0], dict):
-                for part in each:
-                    terminal.say(f"{indent}{title}")
-                    lines(part, indent + "  ")
-            else:
-                shown = "yes" if each is True else "no" if each is False else each
-                terminal.say(f"{indent}{title:{width}}  {shown}")
+    for line in _lines(msgspec.to_builtins(report), ""):
+        terminal.say(line)
 
-    lines(msgspec.to_builtins(report), "")
+
+def _lines(fields: dict[str, object], indent: str) -> Iterator[str]:
+    from atlas.cli.text import clean
+
+    width = max(len(name) for name in fields)
+    for name, value in fields.items():
+        title = name.replace("_", " ")
+        match value:
+            case dict() if value:
+                yield f"{indent}{title}"
+                yield from _lines(value, indent + "  ")
+            case list() | tuple():
+                yield f"{indent}{title:{width}}  {clean(', '.join(str(each) for each in value)) or 'none'}"
+            case bool():
+                yield f"{indent}{title:{width}}  {'yes' if value else 'no'}"
+            case _:
+                yield f"{indent}{title:{width}}  {clean(str(value))}"

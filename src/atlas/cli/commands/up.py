@@ -64,7 +64,8 @@ async def _up(terminal: Terminal, until_idle: bool) -> int:
         if watch.position == before and not terminal.is_json:
             terminal.note("nothing to do")
         return DONE
-    terminal.note(f"parked; everything continues with {terminal.command('up')}")
+    word = "parked" if interrupts.presses == 1 else "stopped"
+    terminal.note(f"{word}; everything continues with {terminal.command('up')}")
     return INTERRUPTED
 
 
