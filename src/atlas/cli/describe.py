@@ -22,6 +22,7 @@ from atlas.kernel.event import (
     RunCreated,
     RunEnded,
     RunParked,
+    TurnClosed,
     ValueRecorded,
 )
 
@@ -46,6 +47,8 @@ def _describe(body: Body) -> str:
             return f"{body.name} {body.occurrence}: {body.value}"
         case CancelRequested():
             return f"by {body.by}" + (f": {body.reason}" if body.reason else "")
+        case TurnClosed():
+            return body.title
         case RunParked():
             return f"until something wakes it ({body.reason})"
         case RunEnded():

@@ -57,7 +57,7 @@ from atlas.kernel.decide import (
     decide,
     is_recoverable,
 )
-from atlas.kernel.errors import AtlasError, Fault, Refused
+from atlas.kernel.errors import AtlasError, Fault, LedgerUnavailable, Refused, StaleLease
 from atlas.kernel.event import (
     NULL,
     AttemptStarted,
@@ -75,7 +75,7 @@ from atlas.kernel.event import (
     RunParked,
     ValueRecorded,
 )
-from atlas.kernel.run import Appended, Claimed, InboxItem, RunState, Signal
+from atlas.kernel.run import Append, Appended, Claimed, InboxItem, RunState, Signal
 from atlas.kernel.state import STEP_SPEND, clock
 
 
@@ -119,8 +119,8 @@ class Attempt:
             while self._rest is None:
                 await self._step()
             return self._rest
-        except _LeaseLost:
-            return None
+        except (_LeaseLost, StaleLease, LedgerUnavailable):
+            return None  # nothing more can be written; whoever claims the run next goes on from what is durable
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -159,7 +159,9 @@ class Attempt:
         state = self._history.state
         if state.is_leased and state.worker is not None:
             # The owner before us did not give the run back. Its worker may still be performing an effect,
-            # so it dies before anything here decides what that effect became.
+            # so it dies before anything here decides what that effect became. A process that slept since its claim
+            # must not kill its successor's worker: the commit proves that all that was loaded is older than the lease.
+            await world.ledger.append(Append(lease=self.lease))
             await world.kill(state.worker)
         self._record = Record(world.ledger, world.clock, self.lease, state, self._lose)
         self._family = Family(world, self._record, self.post, self._send)
@@ -239,9 +241,9 @@ class Attempt:
         call = self._under_way(message.id)
         self._world.boundary("receipt.before")
         result = inline(message.result) or await pack(self._world.ledger, message.result)
-        receipt = EffectReceived(call, result, message.error, duration_us=message.duration_us)
+        receipt = EffectReceived(call, result, message.error, duration_us=message.duration_us, spend=message.spend)
         self._remember(receipt)
-        self._record.write(receipt, lazy=True, spend=STEP_SPEND)
+        self._record.write(receipt, lazy=True, spend=STEP_SPEND.plus(message.spend))
         self._world.boundary("receipt.written")
 
     async def _probed(self, message: Probed) -> None:
@@ -532,9 +534,16 @@ class Attempt:
         )
 
     async def _stop_code(self) -> None:
-        if self._code is not None:
-            await self._code.stop()
-            self._code = None
+        if self._code is None:
+            return
+        await self._code.stop()
+        self._code = None
+        # What the code had done and said before it was stopped is on its way: a receipt in hand is not in doubt.
+        said = [message for message in self._inbox if isinstance(message, _SAID)]
+        for message in said:
+            self._inbox.remove(message)
+            if not isinstance(message, Performed) or message.id in self._record.state.live.performing.values():
+                await self._handle(message)
 
     def _wake_at(self, time_us: int) -> None:
         if self._timer is not None and self._timer_us <= time_us:
@@ -546,6 +555,7 @@ class Attempt:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.post, Tick())
 
 
+_SAID = (Performed, ValueTaken, Noted, Printed)
 _PARKED_AS: dict[str, RunState] = {
     "person": "waiting",
     "children": "waiting",

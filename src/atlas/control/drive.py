@@ -223,7 +223,12 @@ class Driver:
         self._world.boundary("claimed")
         task = tasks.create_task(self._attempt(attempt))
         self._tasks[run_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(run_id, None))
+        task.add_done_callback(lambda done: self._forget(run_id, done))
+
+    def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
+        # A run that was queued in the commit that parked it may be in hand again before the old task is done.
+        if self._tasks.get(run_id) is task:
+            del self._tasks[run_id]
 
     async def _attempt(self, attempt: Attempt) -> None:
         try:
@@ -246,6 +251,8 @@ class Driver:
     async def _answer_watchers(self) -> None:
         """Tells those who wait for runs that other processes drive, or that nobody will drive now."""
         for run_id in [name for name in self._watched if name not in self._attempts]:
+            if run_id in self._wanted and not self._is_stopping:
+                continue  # it was asked for after the last claim, and that comes first
             row = await self._ledger.run(run_id)
             is_parked = row.state in PARKED and not row.owner
             if row.state in TERMINAL or is_parked or self._is_stopping:

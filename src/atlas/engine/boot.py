@@ -74,6 +74,8 @@ def main() -> None:
     sock, life, driver = (int(word) for word in sys.argv[1:4])
     os.set_inheritable(sock, False)
     os.set_inheritable(life, False)
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)  # never take along a group that others share
     die_with_driver(driver, life)
     sys.argv = ["agent.py"]
     _load_package()

@@ -86,6 +86,7 @@ class Child:
         self._timer: asyncio.TimerHandle | None = None
         self._oom_kills = death.oom_kills()
         self.execution: Execution | None = None
+        self.is_dismissed = False
         self.dead: asyncio.Future[None] = self._loop.create_future()
         # These two open files and may fail, so they come before anything listens.
         self.process = process.process_of(self._popen.pid)
@@ -138,6 +139,7 @@ class Child:
 
     def dismiss(self) -> None:
         """Asks it to call its shutdown hook and exit, and kills it when it has not after the grace period."""
+        self.is_dismissed = True
         self.post(Shutdown())
         self._after(self._grace_s, self._kill_group)
 

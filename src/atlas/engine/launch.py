@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,7 +32,7 @@ class Launched(NamedTuple):
             os.close(pipe)
 
 
-def launch(folder: str, python: str) -> Launched:
+def launch(folder: str, python: str, environ: Mapping[str, str]) -> Launched:
     """Starts a worker in a session of its own; OSError when the system cannot start it, and then nothing is left open."""
     ours, theirs = socket.socketpair()
     life_read, life_write = os.pipe()
@@ -46,7 +46,7 @@ def launch(folder: str, python: str) -> Launched:
             stderr=err_write,
             cwd=folder,
             # Atlas's own settings, the address of the ledger among them, are not the agent's business.
-            env={name: text for name, text in os.environ.items() if not name.startswith("ATLAS_")},
+            env={name: text for name, text in environ.items() if not name.startswith("ATLAS_")},
             pass_fds=(theirs.fileno(), life_read),
             start_new_session=True,
         )

@@ -7,8 +7,9 @@ driver's slots decide how many runs there are, so a job never waits here for ano
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self, TypeAlias
 
@@ -25,16 +26,24 @@ class WorkerPool:
     """Runs each job in a worker of its agent and snapshot: a warm one that is well, or a new one.
 
     `idle_s`: how long a worker is kept without work. `grace_s`: how long it may take to shut down. `patience_s`: how
-    long a warm worker may take to say that it is well. Leaving the context drains it.
+    long a warm worker may take to say that it is well. `environ`: what workers inherit, this process's by default.
+    Leaving the context drains it.
     """
 
     def __init__(
-        self, *, idle_s: float = 60.0, grace_s: float = 5.0, patience_s: float = 2.0, python: str = sys.executable
+        self,
+        *,
+        idle_s: float = 60.0,
+        grace_s: float = 5.0,
+        patience_s: float = 2.0,
+        python: str = sys.executable,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._idle_s = idle_s
         self._grace_s = grace_s
         self._patience_s = patience_s
         self._python = python
+        self._environ = environ
         self._children: set[Child] = set()
         self._idle: dict[_Key, dict[Child, asyncio.TimerHandle]] = {}
 
@@ -59,16 +68,15 @@ class WorkerPool:
 
     async def drain(self) -> None:
         """Ends every worker: idle ones after their shutdown hook, busy ones at once. Returns when all are dead."""
-        leaving = [child for idle in self._idle.values() for child in idle]
         for key in list(self._idle):
             while (child := self._take(key)) is not None:
                 child.dismiss()
+        children = list(self._children)
         async with asyncio.TaskGroup() as group:
-            for child in list(self._children):
-                if child not in leaving:
-                    execution = child.execution
-                    group.create_task(execution.stop() if execution is not None else child.kill())
-        for child in leaving:
+            for child in children:
+                if not child.is_dismissed:
+                    group.create_task(child.execution.stop() if child.execution is not None else child.kill())
+        for child in children:
             await asyncio.shield(child.dead)
 
     async def _warm(self, key: _Key) -> Child | None:
@@ -86,7 +94,7 @@ class WorkerPool:
         return None
 
     def _launch(self, key: _Key, job: Job) -> Child:
-        launched = launch(job.folder, self._python)
+        launched = launch(job.folder, self._python, self._environ)
         try:
             child = Child(launched, self._grace_s, lambda child: self._keep(key, child))
         except OSError:

@@ -52,11 +52,6 @@ def process_of(pid: int) -> Process:
     return Process(this_host(), pid, stat.started_us)
 
 
-def this_process() -> Process:
-    """The process that calls this."""
-    return process_of(os.getpid())
-
-
 def is_alive(process: Process) -> bool:
     """False when exactly this process surely executes no more; a process of another host nobody here can see is alive."""
     if process.host != this_host():

@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 
 from atlas.kernel.errors import ErrorRecord
-from atlas.kernel.event import EffectClass, EffectKind, Process
+from atlas.kernel.event import NO_SPEND, EffectClass, EffectKind, Process, Spend
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
@@ -64,6 +64,7 @@ class Performed(msgspec.Struct, frozen=True, tag="performed"):
     result: msgspec.Raw = msgspec.Raw(b"null")
     error: ErrorRecord | None = None
     duration_us: int = 0
+    spend: Spend = NO_SPEND
 
 
 class Probed(msgspec.Struct, frozen=True, tag="probed"):

@@ -191,7 +191,9 @@ def settle(state: State) -> tuple[Command, ...]:
 
 def is_recoverable(intent: EffectIntended) -> bool:
     """True when an open intent can be settled without a person."""
-    return intent.kind == "spawn" or intent.effect_class == "read_only" or intent.idempotent or intent.can_probe
+    return (
+        intent.kind in ("spawn", "model") or intent.effect_class == "read_only" or intent.idempotent or intent.can_probe
+    )
 
 
 def is_ready(state: State, call: CallMade) -> bool:
@@ -225,7 +227,8 @@ def conclude(state: State, finished: Finished) -> End:
     if state.cancel is not None:
         return End("cancelled", error=_cancelled(state))
     if finished.error is not None:
-        outcome: Outcome = "refused" if finished.error.code in _REFUSALS else "failed"
+        kind = finished.error.kind or finished.error.code
+        outcome: Outcome = "refused" if kind in _REFUSALS else "failed"
         return End(outcome, error=finished.error)
     if state.live.unclaimed:
         error = ReplayMismatch(
@@ -246,10 +249,7 @@ def deadline_us(state: State, now_us: int) -> int:
     return now_us + max(0, left)
 
 
-_REFUSALS: Final = frozenset(
-    {"refused", "policy_refused", "approval_required", "limit_refused", "spawn_not_allowed", "circuit_open"}
-    | {"max_spawn_depth", "max_children_per_run", "max_runs_per_tree", "spawn_rate"}
-)
+_REFUSALS: Final = frozenset({"refused", "policy_refused", "approval_required", "limit_refused", "circuit_open"})
 
 
 def _halt(state: State, now_us: int) -> tuple[Command, ...] | None:
@@ -308,7 +308,12 @@ def _judge_open(state: State, call: CallMade, intent: EffectIntended) -> Verdict
         return Reject(call, error.record())
     if intent.kind == "spawn":
         return Rejoin(call)
-    if call.effect in state.permitted or intent.effect_class == "read_only" or intent.idempotent:
+    if (
+        intent.kind == "model"
+        or call.effect in state.permitted
+        or intent.effect_class == "read_only"
+        or intent.idempotent
+    ):
         return Repeat(call)
     return Examine(call)
 

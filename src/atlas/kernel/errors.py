@@ -46,13 +46,17 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ErrorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An error as data: what events, JSON output and other processes carry."""
+    """An error as data: what events, JSON output and other processes carry.
+
+    `kind` is the code of the error's class when `code` is more specific than that.
+    """
 
     code: str
     message: str
     hint: str = ""
     where: str = ""
     detail: str = ""
+    kind: str = ""
 
 
 class AtlasError(Exception):
@@ -72,7 +76,8 @@ class AtlasError(Exception):
 
     def record(self) -> ErrorRecord:
         """This error as data."""
-        return ErrorRecord(self.reason, self.message, self.hint, self.where, self.detail)
+        kind = self.code if self.reason != self.code else ""
+        return ErrorRecord(self.reason, self.message, self.hint, self.where, self.detail, kind)
 
 
 class Refused(AtlasError):
@@ -218,5 +223,5 @@ _collect(AtlasError)
 
 def from_record(record: ErrorRecord) -> AtlasError:
     """The error that `record` was made from; an unknown code becomes RunFailed with that code."""
-    cls = _BY_CODE.get(record.code, RunFailed)
+    cls = _BY_CODE.get(record.kind or record.code, RunFailed)
     return cls(record.message, hint=record.hint, where=record.where, code=record.code, detail=record.detail)

@@ -14,7 +14,7 @@ import msgspec
 from atlas.kernel.errors import ErrorRecord, Fault
 
 EffectClass: TypeAlias = Literal["read_only", "reversible_write", "external_side_effect", "high_risk"]
-EffectKind: TypeAlias = Literal["step", "spawn"]
+EffectKind: TypeAlias = Literal["step", "spawn", "model", "tool"]
 Decision: TypeAlias = Literal["allow", "ask", "deny"]
 Resolution: TypeAlias = Literal["done", "not_done", "abandon"]
 
@@ -229,6 +229,14 @@ class CancelRequested(msgspec.Struct, frozen=True, omit_defaults=True):
     signal_id: str = ""
 
 
+class TurnClosed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a turn leaves to the next one of its session: bounded, and all that the next one loads."""
+
+    turn: int
+    title: str
+    session: Payload
+
+
 class RunParked(msgspec.Struct, frozen=True, omit_defaults=True):
     """The run holds no lease and no process until something wakes it."""
 
@@ -260,6 +268,7 @@ Body: TypeAlias = (
     | OutputCaptured
     | Logged
     | CancelRequested
+    | TurnClosed
     | RunParked
     | RunEnded
 )
@@ -278,6 +287,7 @@ _KINDS: Final[dict[str, type[Body]]] = {
     "output.captured": OutputCaptured,
     "logged": Logged,
     "cancel.requested": CancelRequested,
+    "turn.closed": TurnClosed,
     "run.parked": RunParked,
     "run.ended": RunEnded,
 }

@@ -33,6 +33,7 @@ from atlas.kernel.event import (
     RunEnded,
     RunParked,
     Spend,
+    TurnClosed,
     ValueRecorded,
 )
 
@@ -152,7 +153,7 @@ def _apply(state: State, body: Body) -> State:
             return replace(state, is_leased=False, fruitless=0)
         case RunEnded():
             return replace(state, ended=body, is_leased=False)
-        case ValueRecorded() | OutputCaptured() | Logged():
+        case ValueRecorded() | OutputCaptured() | Logged() | TurnClosed():
             return state
         case RunCreated() | AttemptStarted():
             raise Fault("an event stands where it cannot", code="event_misplaced")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -112,6 +111,8 @@ def _stamp(connection: sqlite3.Connection, clock: Clock, *, is_new: bool) -> Non
 
 
 def _atlas_version() -> str:
+    from importlib import metadata  # slow to import, and only needed when a schema changes
+
     try:
         return metadata.version("atlas-agents")
     except metadata.PackageNotFoundError:

@@ -20,10 +20,11 @@ def owners(db: Any, sql: dict[str, str]) -> list[str]:
 
 
 def runs(db: Any, sql: dict[str, str], query: RunQuery) -> RunPage:
-    """One page of runs, newest first, in one statement and so of one moment."""
+    """One page of runs, newest first, read along one index whatever the size of the ledger."""
     limit = max(query.limit, 1)
     values: dict[str, Any] = msgspec.structs.asdict(query)
-    values |= {"id_after": query.id_prefix + _LAST_CHARACTER, "limit": limit + 1, "states": list(query.states)}
+    values |= {"states": list(query.states), "limit": limit + 1, "first": query.id_prefix}
+    values["last"] = min(query.before or _LAST_CHARACTER, query.id_prefix + _LAST_CHARACTER)
     rows = db.execute(_list_statement(sql, query, values), values).fetchall()
     page = tuple(_run_row(row) for row in rows[:limit])
     return RunPage(page, page[-1].run_id if len(rows) > limit else "")
@@ -32,30 +33,37 @@ def runs(db: Any, sql: dict[str, str], query: RunQuery) -> RunPage:
 def _list_statement(sql: dict[str, str], query: RunQuery, values: dict[str, Any]) -> str:
     """The statement of a list.
 
-    Lists by agent or by state alone read a page of each state and merge: only within one state are the indexes in
-    the order of the list, so the work is bounded by the page and not by the ledger.
+    The most selective column that is asked for drives. It is asked for as a range of (column, run_id) in the order of
+    that range, which only the index on both can answer; no estimate of the planner leads it along another one.
+    Lists by agent or state put together a page of each state, because only within one state is the index in order.
     """
     asked = [name for name in ("parent_run_id", "root_run_id", "session_id", "agent", "principal") if values[name]]
-    where = [sql[f"if_{name}"] for name in asked]
-    where += [sql[f"if_{name}"] for name in ("roots_only", "id_prefix", "before") if values[name]]
-    if not _is_by_state(asked, query):
+    driver = next((name for name in asked if name != "principal"), "state" if query.states else "")
+    driver = driver or next(iter(asked), "parent_run_id" if query.roots_only else "")
+    filters = [sql[f"if_{name}"] for name in asked if name != driver]
+    if query.roots_only and (asked or driver != "parent_run_id"):
+        filters.append(sql["if_roots_only"])
+    if driver not in ("agent", "state"):
         if query.states:
-            where.append(sql["if_states"])
-        return _select(sql, where)
+            filters.append(sql["if_states"])
+        return _page(sql, {driver: driver} if driver else {}, filters)
     pages = []
     for number, state in enumerate(dict.fromkeys(query.states or _STATES)):
         values[f"state{number}"] = state
-        pages.append(f"({_select(sql, [*where, sql['if_state'].format(number)])})")
-    return f"SELECT * FROM ({' UNION ALL '.join(pages)}) AS page {sql['newest_first']}"
+        columns = {"agent": "agent", "state": f"state{number}"} if driver == "agent" else {"state": f"state{number}"}
+        pages.append(f"({_page(sql, columns, filters)})")
+    return f"SELECT * FROM ({' UNION ALL '.join(pages)}) AS pages {sql['newest_first'].format(order='run_id DESC')}"
 
 
-def _is_by_state(asked: Sequence[str], query: RunQuery) -> bool:
-    return asked[:1] == ["agent"] or (not asked and bool(query.states))
-
-
-def _select(sql: dict[str, str], where: Sequence[str]) -> str:
-    condition = f"WHERE {' AND '.join(where)}" if where else ""
-    return f"{sql['select_run']} {condition} {sql['newest_first']}"
+def _page(sql: dict[str, str], columns: dict[str, str], filters: Sequence[str]) -> str:
+    """The runs of a range: `columns` names the parameter that each leading column of the index is equal to."""
+    names = [*columns, "run_id"]
+    equal = [f"%({parameter})s" for parameter in columns.values()]
+    between = sql["if_between"].format(
+        columns=", ".join(names), first=", ".join([*equal, "%(first)s"]), last=", ".join([*equal, "%(last)s"])
+    )
+    order = sql["newest_first"].format(order=", ".join(f"{name} DESC" for name in names))
+    return f"{sql['select_run']} WHERE {' AND '.join([between, *filters])} {order}"
 
 
 def _run_row(row: Any) -> RunRow:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from atlas.kernel.errors import AtlasError, Fault
 from atlas.ledger.job import Job, deliver
-from atlas.ledger.rule import closed
+from atlas.ledger.rule import BAD_VALUE, closed
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Readers:
                     if connection is None:
                         connection = self._connect()
                     job.result = job.work(connection)
-                except (sqlite3.Error, AtlasError) as error:
+                except (sqlite3.Error, AtlasError, *BAD_VALUE) as error:
                     job.error = self._translate(error)
                     if connection is not None and connection.in_transaction:
                         connection.rollback()
@@ -83,6 +83,19 @@ class Readers:
         finally:
             if connection is not None:
                 connection.close()
-            if job is not None:  # a bug above ends this thread: who asked must not wait for ever
-                job.error = Fault("a read of the ledger failed unexpectedly", code="ledger_fault")
-                deliver((job,))
+            if job is not None:
+                self._abandon(job)
+
+    def _abandon(self, job: Job) -> None:
+        """Reached only through a bug in a query: nobody waits for ever, and nothing more is taken."""
+        with self._gate:
+            self._is_open = False
+        left: list[Job | None] = [job]
+        while not self._queue.empty():
+            left.append(self._queue.get())
+        for each in left:
+            if each is not None:
+                each.error = Fault("a read of the ledger failed unexpectedly", code="ledger_fault")
+                deliver((each,))
+        for _ in self._threads:
+            self._queue.put(None)

@@ -10,11 +10,11 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from atlas.kernel.errors import AtlasError
+from atlas.kernel.errors import AtlasError, LedgerUnavailable
 from atlas.kernel.event import Event
 from atlas.kernel.port import Clock, Wake
 from atlas.kernel.run import (
@@ -197,7 +197,9 @@ class SqliteLedger:
         yield Subscription(self._every if every_commit else self._work, self._check_others)
 
     async def _check_others(self) -> None:
-        await self._writer.put(self._look, is_write=False)
+        # Who waits is not told of a failing disk; who then reads or writes is.
+        with suppress(LedgerUnavailable):
+            await self._writer.put(self._look, is_write=False)
 
     def _look(self, desk: SqliteDesk) -> None:
         if desk.saw_others():

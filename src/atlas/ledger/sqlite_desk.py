@@ -26,6 +26,7 @@ def connect(path: Path, *, busy_s: float, is_reader: bool) -> sqlite3.Connection
             connection.execute("PRAGMA query_only = 1")
         else:
             connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA secure_delete = ON")  # what is erased is overwritten, not only unlinked
     except sqlite3.Error:
         connection.close()
         raise
@@ -47,7 +48,7 @@ class SqliteDesk:
         self._is_erasing = False
 
     def begin(self) -> None:
-        """Takes the write lock; time and position are read behind it, so both only ever grow along commits."""
+        """Takes the write lock; time and position are read behind it, however long it was waited for."""
         self.cursor.execute("BEGIN IMMEDIATE")
         self.has_work = False
         self.now_us = self.clock.now_us()

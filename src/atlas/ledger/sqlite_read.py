@@ -106,9 +106,10 @@ def _list_statement(sql: Statements, query: RunQuery) -> tuple[str, Sequence[Run
     """
     columns = ("parent_run_id", "root_run_id", "session_id", "agent", "principal")
     asked = [name for name in columns if getattr(query, name)]
-    driver = next((name for name in asked if name != "principal"), "state" if query.states else "")
+    # A principal may have most of the runs, so a state drives rather than it.
+    driver = next((name for name in asked if name != "principal"), "state" if query.states else "principal")
     by_state = driver in ("agent", "state")
-    where = [sql[f"if_{name}"] if name in (driver or asked[0]) else f"+{sql[f'if_{name}']}" for name in asked]
+    where = [sql[f"if_{name}"] if name == driver else f"+{sql[f'if_{name}']}" for name in asked]
     if by_state:
         where.append(sql["if_state"])
     elif query.states:

@@ -25,31 +25,34 @@ from atlas.kernel.event import (
 )
 from atlas.testing.chaos_site import Line
 
-CHANGES: Final = ("left", "right", "again", "probed", "once")
+CHANGES: Final = frozenset({"left", "right", "again", "probed", "asked", "once"})
+"""The steps that leave a trace outside."""
+
+_STEPS: Final[dict[str, tuple[str, ...]]] = {"pair": ("left", "right"), "parts": ()}
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a run was asked for."""
+    """What a run is asked for."""
 
     number: int
-    parts: int = 0
-    asks: bool = False
+    effects: tuple[str, ...]
+    parts: tuple[Order, ...] = ()
 
     @property
-    def effects(self) -> tuple[str, ...]:
-        """The steps of such a run that change the world."""
-        return (*CHANGES, "asked") if self.asks else CHANGES
-
-    @property
-    def children(self) -> list[Order]:
-        """The runs it spawns."""
-        return [Order(self.number * 100 + index) for index in range(self.parts)]
+    def steps(self) -> list[str]:
+        """The steps that such a run makes."""
+        return [step for effect in self.effects for step in _STEPS.get(effect, (effect,))]
 
     @property
     def total(self) -> int:
         """The only right output."""
-        own = self.number + sum(self.number + len(name) for name in self.effects)
-        return own + sum(child.total for child in self.children)
+        own = sum(self.number + (len(step) if step in CHANGES else 0) for step in self.steps)
+        return own + sum(part.total for part in self.parts)
+
+    def input(self, outside: str) -> dict[str, object]:
+        """The order as the agent takes it."""
+        parts = [part.input(outside) for part in self.parts]
+        return {"number": self.number, "effects": list(self.effects), "parts": parts, "outside": outside}
 
 
 class Findings(msgspec.Struct):
@@ -138,7 +141,7 @@ def _check_tree(run_id: str, order: Order, runs: Mapping[str, _Run], lines: Sequ
     run = runs[run_id]
     _check_end(run_id, order, run, found)
     ends = {line.key: line.result for line in lines if line.mark == "end"}
-    for name in order.effects:
+    for name in CHANGES.intersection(order.steps):
         effects = [effect for effect, known in run.names.items() if known == name]
         if len(effects) != 1 or len(run.receipts.get(effects[0], [])) != 1 or f"{run_id}/{effects[0]}" not in ends:
             found.lost += 1
@@ -147,7 +150,7 @@ def _check_tree(run_id: str, order: Order, runs: Mapping[str, _Run], lines: Sequ
         receipt = run.receipts[effects[0]][0]
         if msgspec.json.decode(receipt.result.json) != ends[f"{run_id}/{effects[0]}"]:
             found.complaints.append(f"{run_id}: the receipt of {name} is not what happened outside")
-    wanted = {child.number: child for child in order.children}
+    wanted = {part.number: part for part in order.parts}
     for child_id, child in runs.items():
         if child.created.parent_run_id != run_id:
             continue
@@ -199,6 +202,6 @@ def _check_lines(runs: Mapping[str, _Run], lines: Sequence[Line], found: Finding
             if len(receipts) != 1:
                 found.duplicated += len(receipts) - 1
                 found.complaints.append(f"{run_id}/{effect}: {len(receipts)} receipts")
-            if run.names.get(effect) in (*CHANGES, "asked") and not ended[f"{run_id}/{effect}"]:
+            if run.names.get(effect) in CHANGES and not ended[f"{run_id}/{effect}"]:
                 found.lost += 1
                 found.complaints.append(f"{run_id}/{effect}: received, but the world never saw it")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, Literal
@@ -105,8 +105,11 @@ class Site(msgspec.Struct, frozen=True):
         return True
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Host]:
-        """The use cases of the vault, as a person at another terminal has them: this process drives nothing."""
+    async def open(self, boundary: Callable[[str], None] = lambda _: None) -> AsyncIterator[Host]:
+        """The use cases of the vault, as a person at another terminal has them.
+
+        `boundary` is told the named points that this process crosses, should it drive a run.
+        """
         clock = _WallClock()
         vault = FolderVault(self.vault)
         config = vault.config()
@@ -115,7 +118,7 @@ class Site(msgspec.Struct, frozen=True):
         try:
             async with WorkerPool() as workers:
                 agents = Agents(vault, ledger, clock, config.execution, compile_schema, {})
-                slots = SlotPool(0)
+                slots = SlotPool(config.execution.max_concurrent_agents)
                 world = World(
                     ledger=ledger,
                     clock=clock,
@@ -123,10 +126,11 @@ class Site(msgspec.Struct, frozen=True):
                     executor=lambda _: workers,
                     slots=slots,
                     kill=kill,
-                    boundary=lambda _: None,
+                    boundary=boundary,
                 )
                 owner = Owner(process_of(os.getpid()), clock.entropy(4).hex())
-                options = DriverOptions(owner, config.execution.lease_s, 0, (), is_alive)
+                limits = config.execution
+                options = DriverOptions(owner, limits.lease_s, limits.max_concurrent_agents, ("",), is_alive)
                 driver = Driver(world, slots, options)
                 async with Host(
                     ledger=ledger,

@@ -18,12 +18,10 @@ from typing import Final, assert_never
 
 import msgspec
 
-from atlas.control.history import bodies
 from atlas.control.host import Host
-from atlas.kernel.errors import Conflict, NotFound
-from atlas.kernel.event import Body
 from atlas.kernel.run import RunQuery, RunState
 from atlas.testing.chaos_check import Findings, Order, judge
+from atlas.testing.chaos_desk import all_bodies, answer_all
 from atlas.testing.chaos_driver import DriverProcess
 from atlas.testing.chaos_plan import AtPoint, AtRandom, InEffect, Strike, again, plan
 from atlas.testing.chaos_site import AGENT, Site
@@ -36,6 +34,7 @@ _HANG_S: Final = 120.0
 _DEATH_S: Final = 5.0
 # What must happen to an effect first so that it is tried again, or probed.
 _SEQUELS: Final = {"redo": "once.before.worker", "probe": "probed.after.worker"}
+_CHILD: Final = ("look", "pair", "again", "probed", "once")
 _UNENDED: Final[tuple[RunState, ...]] = ("queued", "running", "waiting", "in_doubt")
 
 
@@ -78,7 +77,7 @@ class Storm:
                 for _ in range(_LANES):
                     lanes.create_task(self._lane())
             await self._calm()
-            events = await self._events()
+            events = await all_bodies(host)
             verified = await host.verify(None)
         lines = self._site.lines()
         findings = judge(events, lines, self._roots)
@@ -102,7 +101,7 @@ class Storm:
             await self._top_up()
             if not await self._strike(strike):
                 self._missed(strike)
-            await self._answer()
+            await answer_all(self._host, self._site)
             self._progress()
 
     def _missed(self, strike: Strike) -> None:
@@ -186,27 +185,16 @@ class Storm:
             self._complaints.append(f"no run has come to an end or to a person for {_STALL_S:g} s")
         page = await self._host.runs(RunQuery(roots_only=True, states=("queued", "running"), limit=_BACKLOG))
         for _ in range(_BACKLOG - len(page.runs)):
-            order = Order(len(self._roots) + 1, self._rng.randrange(3), self._rng.random() < 0.5)
+            order = self._next_order()
             self._moved_s = time.monotonic()
-            wanted = msgspec.to_builtins(order) | {"outside": str(self._site.outside)}
-            submitted = await self._host.submit(AGENT, wanted)
+            submitted = await self._host.submit(AGENT, order.input(str(self._site.outside)))
             self._roots[submitted.run_id] = order
 
-    async def _answer(self) -> None:
-        """Answers everything that waits, as somebody would who looked outside first."""
-        for entry in await self._host.inbox():
-            # The other lane's person may have been faster.
-            with suppress(Conflict, NotFound):
-                if entry.kind == "approval":
-                    await self._host.answer(entry.run_id, entry.effect, approved=True)
-                    continue
-                key = f"{entry.run_id}/{entry.effect}"
-                ends = [line for line in self._site.lines() if line.key == key and line.mark == "end"]
-                if ends:
-                    result = msgspec.json.encode(ends[0].result)
-                    await self._host.resolve(entry.run_id, entry.effect, "done", result)
-                else:
-                    await self._host.resolve(entry.run_id, entry.effect, "not_done")
+    def _next_order(self) -> Order:
+        number = len(self._roots) + 1
+        parts = tuple(Order(number * 100 + each, _CHILD) for each in range(self._rng.randrange(3)))
+        asked = ("asked",) if self._rng.random() < 0.5 else ()
+        return Order(number, ("look", "pair", "again", "parts", "probed", *asked, "once"), parts)
 
     async def _calm(self) -> None:
         """No more strikes: drives and answers until every run has ended."""
@@ -214,7 +202,7 @@ class Storm:
             self._site.withdraw(order)
         deadline = time.monotonic() + _HANG_S
         while not self._complaints:
-            await self._answer()
+            await answer_all(self._host, self._site)
             page = await self._host.runs(RunQuery(states=_UNENDED, limit=500))
             if not page.runs:
                 return
@@ -238,11 +226,3 @@ class Storm:
             if not left or time.monotonic() > deadline:
                 return left
             await asyncio.sleep(0.05)
-
-    async def _events(self) -> dict[str, list[Body]]:
-        position, found = 0, dict[str, list[Body]]()
-        while page := await self._host.ledger.feed(position, 1000):
-            for event, body in bodies(page):
-                found.setdefault(event.run_id, []).append(body)
-            position = page[-1].position
-        return found

@@ -109,7 +109,7 @@ def test_code_sees_live_what_a_replay_would_give(drive: Open) -> None:
 )
 def test_result_that_is_not_json_is_recorded_as_such_and_raised(drive: Open, result: Any, problem: str) -> None:
     async def body(context: AgentContext) -> Any:
-        with pytest.raises(RunFailed) as caught:
+        with pytest.raises(Invalid) as caught:
             await context.step("fetch", lambda: result)
         return [caught.value.reason, caught.value.message]
 

@@ -27,7 +27,7 @@ from atlas.kernel.decide import (
     WakeAt,
     decide,
 )
-from atlas.kernel.errors import ErrorRecord
+from atlas.kernel.errors import AtlasError, LimitRefused, PolicyRefused, RunFailed
 from atlas.kernel.event import (
     AttemptStarted,
     CancelRequested,
@@ -322,10 +322,17 @@ def test_a_lost_process_is_tried_again_until_it_makes_no_progress() -> None:
     assert isinstance(only(replace(progressed, live=replace(progressed.live, has_code=False))), StartCode)
 
 
-@pytest.mark.parametrize("code, outcome", [("agent_failed", "failed"), ("max_spawn_depth", "refused")])
-def test_an_uncaught_refusal_is_refused_and_any_other_error_failed(code: str, outcome: str) -> None:
+@pytest.mark.parametrize(
+    "error, outcome",
+    [
+        (RunFailed("no", code="agent_failed"), "failed"),
+        (LimitRefused("no", code="max_spawn_depth"), "refused"),
+        (PolicyRefused("no"), "refused"),
+    ],
+)
+def test_an_uncaught_refusal_is_refused_and_any_other_error_failed(error: AtlasError, outcome: str) -> None:
     state = running()
-    command = only(replace(state, live=replace(state.live, finished=Finished(error=ErrorRecord(code, "no")))))
+    command = only(replace(state, live=replace(state.live, finished=Finished(error=error.record()))))
     assert isinstance(command, End)
     assert command.outcome == outcome
 

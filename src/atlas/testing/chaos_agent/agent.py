@@ -19,7 +19,7 @@ from atlas import AgentBase, AgentContext, Done
 
 
 class ChaosAgent(AgentBase):
-    """Does one effect of every kind, two of them at the same time, and adds up what they return."""
+    """Does the effects it is asked for, one after the other, and adds up what they return."""
 
     def on_startup(self) -> None:
         """Remembers the driver while it is surely the parent: an order must not hit a stranger."""
@@ -27,23 +27,32 @@ class ChaosAgent(AgentBase):
 
     async def execute(self, input: dict[str, Any], context: AgentContext) -> dict[str, Any]:
         """The sum over every effect of this run and its children."""
-        number = input["number"]
         outside = Outside(Path(input["outside"]), self._driver)
-        total: int = await context.step("look", outside.look, number, effect="read_only")
-        async with asyncio.TaskGroup() as group:
-            left = group.create_task(context.step("left", outside.left, number))
-            right = group.create_task(context.step("right", outside.right, number))
-        total += left.result() + right.result()
-        total += await context.step("again", outside.again, number, idempotent=True)
-        if input["parts"]:
-            part = {"outside": input["outside"], "asks": False, "parts": 0}
-            children = [("chaos", {**part, "number": number * 100 + index}) for index in range(input["parts"])]
-            total += sum(child["total"] for child in await context.spawn_many(children))
-        total += await context.step("probed", outside.probed, number, probe=outside.probe)
-        if input["asks"]:
-            total += await context.step("asked", outside.asked, number, effect="external_side_effect")
-        total += await context.step("once", outside.once, number)
+        total = 0
+        for name in input["effects"]:
+            match name:
+                case "pair":
+                    async with asyncio.TaskGroup() as group:
+                        left = group.create_task(_step(context, outside, "left", input["number"]))
+                        right = group.create_task(_step(context, outside, "right", input["number"]))
+                    total += left.result() + right.result()
+                case "parts":
+                    for child in await context.spawn_many([("chaos", part) for part in input["parts"]]):
+                        total += child["total"]
+                case _:
+                    total += await _step(context, outside, name, input["number"])
         return {"total": total}
+
+
+async def _step(context: AgentContext, outside: Outside, name: str, number: int) -> int:
+    options: dict[str, Any] = {
+        "look": {"effect": "read_only"},
+        "again": {"idempotent": True},
+        "probed": {"probe": outside.probe},
+        "asked": {"effect": "external_side_effect"},
+    }
+    result: int = await context.step(name, getattr(outside, name), number, **options.get(name, {}))
+    return result
 
 
 class Outside:

@@ -3,12 +3,16 @@
 
 -- ---- the session and the transaction
 
--- Only settings this server knows are set; an asynchronous commit would acknowledge what a crash can lose.
+-- Only settings this server knows are set. An asynchronous commit would acknowledge what a crash can lose. Everything
+-- here is found along an index; a plan that was made while a table was small must not read it from end to end later.
 -- name: set_up
 SELECT set_config(name, wanted.value, false)
 FROM (VALUES
     ('search_path', 'atlas'),
     ('jit', 'off'),
+    ('enable_seqscan', 'off'),
+    ('enable_bitmapscan', 'off'),
+    ('enable_sort', 'off'),
     ('synchronous_commit',
      CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END),
     ('default_transaction_read_only', %s),
@@ -281,39 +285,29 @@ ORDER BY ended_us DESC, run_id DESC LIMIT %s
 
 -- Conditions of a list of runs, joined by AND; the list is then ordered and cut by `newest_first`.
 
--- name: if_agent
-agent = %(agent)s
-
--- A list by state is put together of one page per state, each with a number for its parameter.
--- name: if_state
-state = %(state{})s
+-- name: if_between
+({columns}) >= ({first}) AND ({columns}) < ({last})
 
 -- name: if_states
 state = ANY(%(states)s::text[])
 
+-- name: if_root_run_id
+root_run_id = %(root_run_id)s
+
 -- name: if_session_id
 session_id = %(session_id)s
+
+-- name: if_agent
+agent = %(agent)s
 
 -- name: if_principal
 principal = %(principal)s
 
--- name: if_root_run_id
-root_run_id = %(root_run_id)s
-
--- name: if_parent_run_id
-parent_run_id = %(parent_run_id)s
-
 -- name: if_roots_only
 parent_run_id = ''
 
--- name: if_id_prefix
-run_id >= %(id_prefix)s AND run_id < %(id_after)s
-
--- name: if_before
-run_id < %(before)s
-
 -- name: newest_first
-ORDER BY run_id DESC LIMIT %(limit)s
+ORDER BY {order} LIMIT %(limit)s
 
 -- name: get_session
 SELECT session_id, agent, principal, created_us, turns, branch_of FROM session WHERE session_id = %s;

@@ -111,7 +111,7 @@ VALUES (?, ?, ?, ?, ?, ?, 0, ?)
 ON CONFLICT (id) DO NOTHING;
 
 -- name: consume_signal
-UPDATE signal SET consumed_seq = ? WHERE id = ? AND run_id = ? AND consumed_seq = 0;
+UPDATE signal SET consumed_seq = ?, body = x'' WHERE id = ? AND run_id = ? AND consumed_seq = 0;
 
 -- name: has_signal
 SELECT 1 FROM signal WHERE run_id = ? AND consumed_seq = 0 LIMIT 1;
