@@ -44,6 +44,7 @@ class Provider(Part, frozen=True):
     key: SecretName | None = None
     max_in_flight: Annotated[Positive | None, Meta(description="Calls at the same time.")] = None
     script: Annotated[str, Meta(max_length=1024, description="For scripted: the file with the replies.")] = ""
+    stream: Annotated[bool, Meta(description="Replies arrive piece by piece; off for servers that cannot.")] = True
 
 
 class Price(Part, frozen=True):

@@ -1,0 +1,199 @@
+"""Models as the kernel sees them: a request, a reply, what it used, and how asking can fail.
+
+Nothing here belongs to one provider. A wire adapter turns a `Request` into its provider's bytes and the
+provider's stream into `Delta`s and one `Reply`; the same request always gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+
+from atlas.kernel.errors import ErrorRecord, Unavailable
+
+
+class Text(msgspec.Struct, frozen=True, tag="text", gc=False):
+    """Words."""
+
+    text: str
+
+
+class Image(msgspec.Struct, frozen=True, tag="image", gc=False):
+    """A picture or a file, kept once under its digest; `data` is filled in when it is sent."""
+
+    media_type: str
+    blob: str
+    name: str = ""
+
+
+class Thinking(msgspec.Struct, frozen=True, tag="thinking", gc=False):
+    """What the model thought aloud; given back unchanged because providers sign it."""
+
+    text: str
+    signature: str = ""
+    redacted: str = ""
+
+
+class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", gc=False):
+    """The model wants a tool. `args` is JSON as the model wrote it, valid or not."""
+
+    id: str
+    name: str
+    args: str
+
+
+class ToolResult(msgspec.Struct, frozen=True, tag="tool_result", gc=False):
+    """What a tool call came to."""
+
+    id: str
+    text: str
+    is_error: bool = False
+
+
+Part: TypeAlias = Text | Image | Thinking | ToolCall | ToolResult
+
+
+class Message(msgspec.Struct, frozen=True, cache_hash=True):
+    """One side's turn in the exchange. Tool results are the user's.
+
+    Its hash is kept, so that adapters find the bytes they once made of it without walking it again.
+    """
+
+    role: Literal["user", "assistant"]
+    parts: tuple[Part, ...]
+
+
+class ToolSpec(msgspec.Struct, frozen=True):
+    """A tool as a model sees it; `schema` is a JSON Schema object."""
+
+    name: str
+    description: str
+    schema: msgspec.Raw
+
+
+class Request(msgspec.Struct, frozen=True):
+    """Everything a model is sent.
+
+    `system` parts and messages stand in a stable order; `cache_at` counts the leading messages that the next
+    request will share, so that an adapter can mark them for the provider's prompt cache (the system text and the
+    tools are always marked). `step` counts the model calls before this one and `attempt` the tries at this one, from
+    1; neither is sent: a scripted model finds its place by them, and deltas carry the attempt.
+    """
+
+    model: str
+    system: tuple[str, ...]
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    max_output_tokens: int = 4096
+    output_schema: msgspec.Raw | None = None
+    cache_at: int = 0
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    temperature: float | None = None
+    step: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Tokens as the provider counted them; `is_estimated` when it did not say."""
+
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cached_in: int = 0
+    cache_write_in: int = 0
+    is_estimated: bool = False
+
+
+StopReason: TypeAlias = Literal["end", "tool_call", "length", "refusal", "filter"]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A model's whole answer. `model` is what answered, `is_scripted` whether it was a script."""
+
+    parts: tuple[Part, ...]
+    stop: StopReason
+    usage: Usage
+    model: str
+    is_scripted: bool = False
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """A piece of an answer as it streams. Ephemeral: it is shown, never recorded."""
+
+    kind: Literal["text", "thinking", "tool"]
+    text: str
+    attempt: int = 1
+
+
+ModelErrorKind: TypeAlias = Literal[
+    "overflow", "auth", "rate_limit", "server", "timeout", "connection", "empty", "refused", "invalid"
+]
+
+
+class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One try at one model (`provider:model`): what it used and cost, and why it failed if it did.
+
+    `is_price_guessed`: the model's price is unknown and the highest known one was taken.
+    """
+
+    model: str
+    usage: Usage = Usage()
+    cost_micro_usd: int = 0
+    latency_us: int = 0
+    error: ErrorRecord | None = None
+    is_price_guessed: bool = False
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """An answer, the model that gave it (`provider:model`), and every try it took; the last one succeeded."""
+
+    reply: Reply
+    model: str
+    attempts: tuple[Attempt, ...]
+
+    @property
+    def cost_micro_usd(self) -> int:
+        """What all tries cost together."""
+        return sum(attempt.cost_micro_usd for attempt in self.attempts)
+
+
+class ModelError(Unavailable):
+    """Asking a model failed. `kind` says how; `usage` is what the provider billed all the same, if it said.
+
+    `attempts` are the tries that were made, when more than one place was asked.
+    """
+
+    code = "model_error"
+
+    def __init__(
+        self,
+        kind: ModelErrorKind,
+        message: str,
+        *,
+        retry_after_s: float = 0.0,
+        usage: Usage | None = None,
+        hint: str = "",
+        attempts: tuple[Attempt, ...] = (),
+    ) -> None:
+        super().__init__(message, hint=hint, code=f"model_{kind}")
+        self.kind: ModelErrorKind = kind
+        self.retry_after_s = retry_after_s
+        self.usage = usage
+        self.attempts = attempts
+
+
+OnDelta: TypeAlias = Callable[[Delta], None]
+OnAttempt: TypeAlias = Callable[[Attempt], None]
+LoadBlob: TypeAlias = Callable[[str], Awaitable[bytes]]
+
+
+class Model(Protocol):
+    """A way to ask models of one provider."""
+
+    async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
+        """The reply, with deltas on the way; raises ModelError. `request.model` is the provider's own name."""
+        ...
+
+    async def close(self) -> None:
+        """Gives back connections."""
+        ...
