@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     import threading
     from types import TracebackType
 
+    from atlas.control.agents import Agents
+    from atlas.control.delta import Deltas
     from atlas.control.host import Host
+    from atlas.control.prompt import Asker, Prompts
     from atlas.control.report import Result
     from atlas.engine.agent import AgentBase
     from atlas.kernel.code import Executor
     from atlas.kernel.config import Config
     from atlas.kernel.contract import Contract
     from atlas.kernel.event import Body, Event
-    from atlas.kernel.port import Clock, Ledger
+    from atlas.kernel.model import Asked, OnDelta, Request
+    from atlas.kernel.port import Clock, Ledger, Vault
     from atlas.kernel.run import RunPage, RunQuery
     from atlas.kernel.state import State
 
@@ -55,9 +59,11 @@ async def open_host(
     *,
     clock: Clock | None = None,
     agents: Sequence[type[AgentBase]] = (),
+    asker: Asker | None = None,
 ) -> AsyncIterator[Host]:
     """An open vault: its ledger, its workers and a driver that starts when it is needed."""
     from atlas.control.agents import INLINE_PLACE, Agents
+    from atlas.control.delta import Deltas
     from atlas.control.drive import Driver, DriverOptions, Owner, SlotPool
     from atlas.control.host import Host
     from atlas.control.world import World
@@ -79,11 +85,17 @@ async def open_host(
         workers = await stack.enter_async_context(WorkerPool(idle_s=execution.worker_idle_s, environ=environ))
         here = await stack.enter_async_context(InlineExecutor(dict(zip(contracts, agents, strict=True))))
 
-        def executor(state: State) -> Executor:
-            return here if state.created.place.startswith(INLINE_PLACE) else workers
-
         slots = SlotPool(execution.max_concurrent_agents)
         known = Agents(vault, ledger, clock, execution, compile_schema, contracts)
+        deltas = Deltas()
+        asking = asker or LateAsker(config, environ, clock, root)
+        prompts = await stack.enter_async_context(build_prompts(root, ledger, clock, vault, known, asking, deltas))
+
+        def executor(state: State) -> Executor:
+            if state.created.runtime == "prompt":
+                return prompts
+            return here if state.created.place.startswith(INLINE_PLACE) else workers
+
         world = World(
             ledger=ledger,
             clock=clock,
@@ -92,6 +104,7 @@ async def open_host(
             slots=slots,
             kill=kill,
             boundary=boundary_of(environ),
+            closing=prompts.closing,
         )
         options = DriverOptions(
             owner=Owner(process_of(os.getpid()), clock.entropy(4).hex()),
@@ -102,9 +115,44 @@ async def open_host(
         )
         driver = Driver(world, slots, options)
         host = Host(
-            ledger=ledger, vault=vault, config=config, clock=clock, agents=known, driver=driver, executor=executor
+            ledger=ledger,
+            vault=vault,
+            config=config,
+            clock=clock,
+            agents=known,
+            driver=driver,
+            executor=executor,
+            deltas=deltas,
         )
         yield await stack.enter_async_context(host)
+
+
+def build_prompts(
+    root: Path, ledger: Ledger, clock: Clock, vault: Vault, agents: Agents, asker: Asker, deltas: Deltas
+) -> Prompts:
+    """The runtime of prompt agents."""
+    import msgspec
+
+    from atlas.control.desk import Desks
+    from atlas.control.prompt import Prompts, Tool
+    from atlas.control.recall import Recall
+    from atlas.ledger.search import SqliteIndex
+    from atlas.vault.validate import compile_schema
+
+    recall = Recall(ledger, SqliteIndex(root / ".atlas" / "index.db"))
+
+    def complain(schema: dict[str, Any], value: Any) -> str | None:
+        return "; ".join(compile_schema(schema).complaints(value)[:5]) or None
+
+    def check(tool: Tool, args: str) -> str:
+        try:
+            value = msgspec.json.decode(args or "{}")
+        except msgspec.DecodeError as error:
+            return f"The arguments of {tool.spec.name} are not JSON: {error}."
+        return complain(msgspec.json.decode(tool.spec.schema), value) or ""
+
+    desks = Desks(vault, agents, recall)
+    return Prompts(ledger, clock, asker, recall, desks.lay, check, complain, deltas.of)
 
 
 def build_ledger(root: Path, config: Config, environ: Mapping[str, str], clock: Clock) -> Ledger:
@@ -128,6 +176,22 @@ def build_ledger(root: Path, config: Config, environ: Mapping[str, str], clock: 
     from atlas.ledger.sqlite import SqliteLedger
 
     return SqliteLedger(runtime / "ledger.db", clock=clock, blobs=runtime / "blobs")
+
+
+class LateAsker:
+    """Asks models through the configured providers; builds the clients when the first question is asked."""
+
+    def __init__(self, config: Config, environ: Mapping[str, str], clock: Clock, root: Path) -> None:
+        self._config = config
+        self._environ = environ
+        self._clock = clock
+        self._root = root
+
+    async def ask(self, choice: str, request: Request, on_delta: OnDelta) -> Asked:
+        """The reply of the first candidate that gives one."""
+        from atlas.kernel.errors import Unavailable
+
+        raise Unavailable("no model provider is configured", code="no_provider")
 
 
 def boundary_of(environ: Mapping[str, str]) -> Callable[[str], None]:

@@ -91,6 +91,7 @@ class Agents:
             snapshot=agent.snapshot,
             session_id=options.session_id or self._new_id(SESSION),
             seed=self._clock.entropy(16).hex(),
+            runtime=agent.contract.runtime or "python",
             root_run_id=run_id,
             limits=self._limits(agent.contract),
             unattended=options.unattended,
@@ -109,6 +110,7 @@ class Agents:
             source,
             version=agent.contract.version,
             snapshot=agent.snapshot,
+            runtime=agent.contract.runtime or "python",
             session_id=self._new_id(SESSION),
             turn=0,
             parent_run_id="",
@@ -140,6 +142,7 @@ class Agents:
             snapshot=agent.snapshot,
             session_id=above.session_id,
             seed=self._clock.entropy(16).hex(),
+            runtime=agent.contract.runtime or "python",
             parent_run_id=parent.run_id,
             parent_effect=call.effect,
             root_run_id=above.root_run_id,
@@ -192,6 +195,10 @@ class Agents:
             hint="Compare what execute() returns with output.schema in agent.yaml.",
             code="output_invalid",
         ).record()
+
+    async def contract(self, snapshot: str) -> Contract:
+        """The contract that a snapshot pins."""
+        return (self._pinned.get(snapshot) or await self._open(snapshot)).contract
 
     async def _pin(self, name: str) -> Pinned:
         contract = self._inline.get(name)
@@ -313,7 +320,7 @@ def _require_available(contract: Contract) -> None:
     """Refuses a contract that needs something this Atlas cannot do."""
     hardware = contract.hardware
     missing = [
-        (contract.runtime not in (None, "python"), f"runtime: {contract.runtime}"),
+        (contract.runtime not in (None, "python", "prompt"), f"runtime: {contract.runtime}"),
         (bool(contract.requires.skills), "requires.skills"),
         (contract.requires.platform_tools, "requires.platform_tools"),
         (hardware.gpu or bool(hardware.node_affinity or hardware.node_labels), "hardware placement"),
@@ -322,7 +329,7 @@ def _require_available(contract: Contract) -> None:
     if names:
         raise Unavailable(
             f"agent {contract.name} needs what is not available yet: {', '.join(names)}",
-            hint="This version runs Python agents on this machine.",
+            hint="This version runs Python and prompt agents on this machine.",
             code="not_available_yet",
         )
 

@@ -61,6 +61,7 @@ from atlas.kernel.errors import AtlasError, Fault, LedgerUnavailable, Refused, S
 from atlas.kernel.event import (
     NULL,
     AttemptStarted,
+    Body,
     CancelRequested,
     EffectAnswered,
     EffectAsked,
@@ -475,12 +476,20 @@ class Attempt:
         known = {*state.doubted, state.abandoned}
         doubts = tuple(self._doubt_item(effect) for effect in ended.unresolved if effect not in known)
         signals = self._family.cancel_all("the parent run ended") + self._family.tell_parent(ended)
+        closing = await self._closing(ended.state)
         self._world.boundary("end.before")
         await self._record.write(
-            ended, state=ended.state, signals=signals, inbox_open=doubts, inbox_close=tuple(state.asked)
+            *closing, ended, state=ended.state, signals=signals, inbox_open=doubts, inbox_close=tuple(state.asked)
         )
         self._world.boundary("end.durable")
         self._rest = ended.state
+
+    async def _closing(self, outcome: str) -> tuple[Body, ...]:
+        """What the run leaves behind beside its outcome, told from what is durable."""
+        if self._record.state.created.runtime != "prompt":
+            return ()
+        await self._record.flush()
+        return await self._world.closing(self._record.state, outcome)
 
     async def _terminal_event(self, command: End) -> RunEnded:
         state = self._record.state

@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from atlas.control.agents import Agents, Options
+from atlas.control.delta import Deltas
 from atlas.control.drive import Driver
 from atlas.control.history import created_of, load
 from atlas.control.payload import pack, unpack
@@ -66,6 +67,7 @@ class Host:
         agents: Agents,
         driver: Driver,
         executor: Callable[[State], Executor],
+        deltas: Deltas,
     ) -> None:
         self.ledger = ledger
         self.vault = vault
@@ -74,6 +76,7 @@ class Host:
         self._agents = agents
         self._driver = driver
         self._executor = executor
+        self.deltas = deltas
         self._group: asyncio.TaskGroup
         self._driving: asyncio.Task[None] | None = None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -19,7 +20,7 @@ import msgspec
 
 from atlas.control.history import History, bodies, load
 from atlas.control.payload import unpack
-from atlas.control.recall import Answered, Recall, user_text
+from atlas.control.recall import Recall, user_text
 from atlas.kernel.code import (
     Answer,
     CallMade,
@@ -38,9 +39,10 @@ from atlas.kernel.context import Limits, Live, Session, build, fenced, message_t
 from atlas.kernel.contract import Contract
 from atlas.kernel.digest import Done as DoneTurn
 from atlas.kernel.digest import close, title_of
-from atlas.kernel.errors import AtlasError, Cancelled, ErrorRecord, Fault, from_record
+from atlas.kernel.errors import AtlasError, Cancelled, ErrorRecord, Fault, RunFailed, from_record
 from atlas.kernel.event import (
     NO_SPEND,
+    Body,
     EffectClass,
     EffectKind,
     EffectRefused,
@@ -49,20 +51,15 @@ from atlas.kernel.event import (
     Spend,
     TurnClosed,
 )
-from atlas.kernel.model import OnDelta, Reply, Request, Text, ToolCall, ToolResult, ToolSpec
+from atlas.kernel.model import Asked, Attempt, ModelError, OnDelta, Request, Text, ToolCall, ToolResult, ToolSpec
 from atlas.kernel.port import Clock, Ledger
 from atlas.kernel.run import RunQuery
-from atlas.kernel.turn import Ask, Finish, Note, RunTools, Turn, answered, noted, plan, received, windowed
+from atlas.kernel.state import State
+from atlas.kernel.turn import Ask, Finish, Note, RunTools, Turn, advised, answered, noted, plan, received, windowed
 
 RECALL_LIMIT: Final = 1_000
+MAX_REPAIRS: Final = 2
 _ENCODER: Final = msgspec.json.Encoder()
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """A reply and what asking for it cost, failed tries included."""
-
-    reply: Reply
-    spend: Spend = NO_SPEND
 
 
 class Asker(Protocol):
@@ -108,6 +105,7 @@ class Prompts:
         recall: Recall,
         desk: Callable[[Job], Awaitable[Desk]],
         check: Callable[[Tool, str], str],
+        complain: Callable[[dict[str, Any], Any], str | None],
         on_delta: Callable[[str], OnDelta],
     ) -> None:
         self.ledger = ledger
@@ -116,6 +114,7 @@ class Prompts:
         self.recall = recall
         self.desk = desk
         self.check = check
+        self.complain = complain
         self.on_delta = on_delta
         self._group = asyncio.TaskGroup()
         self._running: set[PromptCode] = set()
@@ -143,16 +142,18 @@ class Prompts:
         for code in list(self._running):
             await code.stop()
 
-    async def close_turn(self, run_id: str, session_id: str, outcome: str) -> TurnClosed:
-        """What the turn leaves to the next one, from its events alone."""
-        history = await load(self.ledger, run_id)
-        row = await self.ledger.run(run_id)
-        before = await self.session_before(session_id, row.turn)
+    async def closing(self, state: State, outcome: str) -> tuple[Body, ...]:
+        """What a turn leaves to the next one of its session, from its events alone; a child leaves nothing."""
+        row = await self.ledger.run(state.run_id)
+        if row.turn == 0:
+            return ()
+        history = await load(self.ledger, state.run_id)
+        before = await self.session_before(row.session_id, row.turn)
         user = user_text(await unpack(self.ledger, history.state.created.input))
         tools, failed, answer, notes = await self._what_happened(history)
         done = DoneTurn(row.turn, user, answer, tools, failed, notes, outcome)
         raw = _ENCODER.encode(close(before, done))
-        return TurnClosed(row.turn, title_of(done), Payload(msgspec.Raw(raw), size=len(raw)))
+        return (TurnClosed(row.turn, title_of(done), Payload(msgspec.Raw(raw), size=len(raw))),)
 
     async def session_before(self, session_id: str, turn: int) -> Session:
         """What earlier turns leave to this one; loads one event, not a history."""
@@ -176,7 +177,7 @@ class Prompts:
                 tools.append(effect.rsplit(":", 1)[-1])
                 failed += recorded.error is not None
             elif effect.startswith("model:") and recorded.error is None and not isinstance(recorded, EffectRefused):
-                reply = msgspec.json.decode(await unpack(self.ledger, recorded.result), type=Answered).reply
+                reply = msgspec.json.decode(await unpack(self.ledger, recorded.result), type=Asked).reply
                 answer = "".join(part.text for part in reply.parts if isinstance(part, Text)) or answer
                 for part in reply.parts:
                     note = note_of(part) if isinstance(part, ToolCall) else None
@@ -203,6 +204,7 @@ class PromptCode:
         self._desk: Desk
         self._session = Session()
         self._live_blob = ("", "")
+        self._repairs = 0
 
     @property
     def process(self) -> Process | None:
@@ -236,6 +238,8 @@ class PromptCode:
             if self._is_stopped or self._cancelled is None:
                 raise
             finished = Finished(error=Cancelled(self._cancelled.reason or "the run was cancelled").record())
+        except Exception as error:  # noqa: BLE001 - a turn is code like an agent's: its bugs end its run and no other
+            finished = Finished(error=_bug(error))
         if not self._is_stopped:
             self._receive(finished)
 
@@ -248,9 +252,34 @@ class PromptCode:
                 case RunTools(step=step, calls=calls):
                     turn = await self._run_tools(turn, step, calls)
                 case Finish(text=text, error=None):
-                    return Finished(msgspec.Raw(_ENCODER.encode({"text": text})))
+                    complaint = self._complaint(text)
+                    if complaint is None or self._repairs == MAX_REPAIRS:
+                        return self._finished(text, complaint)
+                    self._repairs += 1
+                    turn = advised(
+                        turn, f"Your answer does not fit: {complaint}. Answer again with nothing but the JSON."
+                    )
                 case Finish(error=error):
                     return Finished(error=error)
+
+    def _complaint(self, text: str) -> str | None:
+        """What is wrong with an answer that has to be JSON of a certain shape."""
+        schema = self._desk.contract.output.schema
+        if not schema:
+            return None
+        try:
+            value = msgspec.json.decode(_bare_json(text))
+        except msgspec.DecodeError as error:
+            return f"it is not JSON ({error})"
+        return self._prompts.complain(schema, value)
+
+    def _finished(self, text: str, complaint: str | None) -> Finished:
+        if complaint is not None:
+            error = RunFailed(f"the model's answer breaks output.schema: {complaint}", code="output_invalid")
+            return Finished(error=error.record())
+        if self._desk.contract.output.schema:
+            return Finished(msgspec.Raw(_bare_json(text)))
+        return Finished(msgspec.Raw(_ENCODER.encode({"text": text})))
 
     async def _begin(self) -> Turn:
         prompts, job = self._prompts, self._job
@@ -287,7 +316,7 @@ class PromptCode:
             raw = await self._call(
                 effect, "model", live.model, args, "read_only", lambda _: self._perform_ask(built.request)
             )
-        reply = msgspec.json.decode(raw, type=Answered).reply
+        reply = msgspec.json.decode(raw, type=Asked).reply
         return answered(turn, reply, message_tokens(reply.parts, _RATE))
 
     async def _live(self, effect: str) -> Live:
@@ -326,7 +355,7 @@ class PromptCode:
 
     async def _perform_ask(self, request: Request) -> tuple[bytes, Spend]:
         asked = await self._prompts.asker.ask(request.model, request, self._prompts.on_delta(self._job.run_id))
-        return _ENCODER.encode(Answered(asked.reply)), asked.spend
+        return _ENCODER.encode(asked), spend_of(asked.attempts)
 
     # Tools
 
@@ -401,13 +430,24 @@ class PromptCode:
         try:
             result, spend = await perform(key)
         except AtlasError as error:
-            self._receive(Performed(number, error=error.record(), duration_us=self._since(began_us)))
+            spent = spend_of(error.attempts) if isinstance(error, ModelError) else NO_SPEND
+            took_us = self._since(began_us)
+            self._receive(Performed(number, error=error.record(), duration_us=took_us, spend=spent))
             raise
         self._receive(Performed(number, msgspec.Raw(result), duration_us=self._since(began_us), spend=spend))
         return result
 
     def _since(self, began_us: int) -> int:
         return self._prompts.clock.now_us() - began_us
+
+
+def spend_of(attempts: tuple[Attempt, ...]) -> Spend:
+    """What all tries used together, failed ones included."""
+    return Spend(
+        tokens_in=sum(one.usage.tokens_in for one in attempts),
+        tokens_out=sum(one.usage.tokens_out for one in attempts),
+        cost_micro_usd=sum(one.cost_micro_usd for one in attempts),
+    )
 
 
 def note_of(call: ToolCall) -> Note | None:
@@ -420,6 +460,20 @@ def note_of(call: ToolCall) -> Note | None:
         return msgspec.convert({**value, "is_open": status != "done"}, Note)
     except (msgspec.MsgspecError, AttributeError, TypeError):
         return None
+
+
+def _bug(error: Exception) -> ErrorRecord:
+    detail = "".join(traceback.format_exception(error)[-8:])
+    hint = "This is a bug in Atlas; please report it."
+    return Fault(f"{type(error).__name__}: {error}", hint=hint, detail=detail).record()
+
+
+def _bare_json(text: str) -> bytes:
+    """The answer without the fence that models like to put around JSON."""
+    bare = text.strip()
+    if bare.startswith("```"):
+        bare = bare.partition("\n")[2].rpartition("```")[0]
+    return bare.encode()
 
 
 async def _never(key: str) -> tuple[bytes, Spend]:

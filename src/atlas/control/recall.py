@@ -12,7 +12,7 @@ from atlas.kernel.context import count
 from atlas.kernel.digest import Done as DoneTurn
 from atlas.kernel.digest import title_of
 from atlas.kernel.event import EffectReceived, EffectRefused, Event, RunCreated, TurnClosed
-from atlas.kernel.model import Reply, Text, ToolCall
+from atlas.kernel.model import Asked, Text, ToolCall
 from atlas.kernel.port import Ledger
 from atlas.kernel.recall import Handle, Index, Passage, parse_handle, passages
 from atlas.kernel.run import RunQuery, RunRow
@@ -156,7 +156,7 @@ def user_text(raw: msgspec.Raw) -> str:
 
 def said(raw: msgspec.Raw) -> str:
     """What a model said in a recorded reply: words and calls."""
-    reply = msgspec.json.decode(raw, type=Answered).reply
+    reply = msgspec.json.decode(raw, type=Asked).reply
     parts = [
         part.text if isinstance(part, Text) else f"{part.name}({part.args})"
         for part in reply.parts
@@ -169,12 +169,6 @@ def result_text(raw: msgspec.Raw) -> str:
     """A tool's recorded result as text."""
     value = msgspec.json.decode(raw)
     return str(value["text"]) if isinstance(value, dict) and "text" in value else str(value)
-
-
-class Answered(msgspec.Struct, frozen=True):
-    """The receipt of a model call."""
-
-    reply: Reply
 
 
 def _is_step(effect: str, step: int) -> bool:

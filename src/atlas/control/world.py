@@ -10,7 +10,7 @@ import msgspec
 from atlas.control.history import History
 from atlas.kernel.code import CallMade, Executor, FromCode, Job
 from atlas.kernel.errors import AtlasError, ErrorRecord
-from atlas.kernel.event import EffectIntended, Process
+from atlas.kernel.event import Body, EffectIntended, Process
 from atlas.kernel.port import Clock, Ledger
 from atlas.kernel.run import NewRun, Signal
 from atlas.kernel.state import State
@@ -86,6 +86,11 @@ class Slots(Protocol):
         ...
 
 
+async def leaves_nothing(state: State, outcome: str) -> tuple[Body, ...]:
+    """For runs that leave nothing behind but their outcome."""
+    return ()
+
+
 class World(msgspec.Struct, frozen=True):
     """Everything outside an attempt that it acts through."""
 
@@ -96,3 +101,4 @@ class World(msgspec.Struct, frozen=True):
     slots: Slots
     kill: Callable[[Process], Awaitable[object]]
     boundary: Callable[[str], None]
+    closing: Callable[[State, str], Awaitable[tuple[Body, ...]]] = leaves_nothing

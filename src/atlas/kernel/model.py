@@ -92,10 +92,15 @@ class Request(msgspec.Struct, frozen=True):
     tool_choice: Literal["auto", "none", "required"] = "auto"
     temperature: float | None = None
     step: int = 0
+    attempt: int = 1
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tokens as the provider counted them; `is_estimated` when it did not say."""
+    """Tokens as the provider counted them; `is_estimated` when it did not say.
+
+    `tokens_in` counts the whole request: `cached_in` (read from the provider's cache) and `cache_write_in` (written
+    to it) are parts of it, whatever the wire says.
+    """
 
     tokens_in: int = 0
     tokens_out: int = 0

@@ -30,6 +30,7 @@ from atlas.kernel.run import (
     SpendRow,
     Submitted,
 )
+from atlas.kernel.tool import ToolDefinition, ToolFinding, ToolOutcome
 
 
 class Clock(Protocol):
@@ -79,6 +80,10 @@ class Vault(Protocol):
 
     def read(self, name: str, path: str) -> bytes:
         """One file of an agent's snapshot."""
+        ...
+
+    def read_file(self, path: str) -> bytes:
+        """One file of the vault, as it is now; NotFound when there is none."""
         ...
 
     def placed(self, digest: str) -> str | None:
@@ -221,4 +226,36 @@ class Ledger(Protocol):
 
         With `every_commit` also to those that only append events.
         """
+        ...
+
+
+class ToolHost(Protocol):
+    """Runs the tools that lie in folders, away from the driver's own process or inside it.
+
+    A `folder` is one whose `tools/*.py` never change while they are used: a placed snapshot. Every method raises
+    Invalid with each problem of the files, NotFound for a tool that is not there, and Unavailable when no process
+    can be had. What a tool itself does wrong is an outcome, never an exception.
+    """
+
+    async def definitions(self, folder: str) -> tuple[ToolDefinition, ...]:
+        """What the folder's tools declare, by name."""
+        ...
+
+    async def resources(self, folder: str, name: str, args: bytes) -> tuple[str, ...]:
+        """What a call would touch, for a tool that computes it; everything when it cannot say."""
+        ...
+
+    async def call(self, folder: str, name: str, args: bytes, effect_key: str) -> ToolOutcome:
+        """Performs the call once, or again with the same key when it may be repeated and its process was lost.
+
+        Cancelling it stops the call: nothing of it runs once the grace period is over.
+        """
+        ...
+
+    async def probe(self, folder: str, name: str, args: bytes, effect_key: str) -> ToolFinding:
+        """Finds out whether a call that may have happened did."""
+        ...
+
+    async def drain(self) -> None:
+        """Stops everything that runs and forgets it."""
         ...
