@@ -17,6 +17,7 @@ import msgspec
 from atlas.cli.failure import INTERRUPTED, exit_code, record_lines
 from atlas.cli.item import items_of_tree, question
 from atlas.cli.live import LiveView
+from atlas.cli.stream import Stream
 from atlas.cli.terminal import Terminal
 from atlas.cli.text import clean, count, duration, money, short
 from atlas.cli.watch import Watch
@@ -80,24 +81,29 @@ async def drive_run(terminal: Terminal, host: Host, run_id: str) -> int:
     """Drives the run until it rests, prints its result and returns the exit code."""
     row = await host.find_run(run_id)
     view = LiveView(terminal, run_id, row.agent)
+    stream = Stream(terminal, view.hide)
     interrupts = Interrupts(host, view.say)
     with interrupts.heard():
         if row.state not in TERMINAL:
-            with view:
+            with view, host.deltas.watch(run_id, stream.show):
                 await interrupts.guard(_drive(terminal, host, row, view))
         report = await host.report(run_id)
-        await print_result(terminal, host, report, is_interrupted=interrupts.presses > 0)
+        is_shown = bool(stream.answer) and stream.answer.strip() == report.text.strip()
+        stream.end_line()
+        await print_result(terminal, host, report, is_interrupted=interrupts.presses > 0, is_shown=is_shown)
         if row.state not in TERMINAL and not interrupts.presses:
             await _finish_others(terminal, host, interrupts)
     return INTERRUPTED if interrupts.presses and not _rests(report.state) else exit_code(report.state)
 
 
-async def print_result(terminal: Terminal, host: Host, report: RunReport, *, is_interrupted: bool = False) -> None:
-    """The output on standard output; the error, the summary and what to do next on standard error."""
+async def print_result(
+    terminal: Terminal, host: Host, report: RunReport, *, is_interrupted: bool = False, is_shown: bool = False
+) -> None:
+    """The output on standard output, unless it streamed there; error, summary and what to do next on standard error."""
     if terminal.is_json:
         terminal.emit(report)
         return
-    if report.state == "succeeded":
+    if report.state == "succeeded" and not is_shown:
         terminal.say(output_text(report.output))
     if report.error is not None and report.state in TERMINAL:
         for line in record_lines(report.error):

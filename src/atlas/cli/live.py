@@ -60,6 +60,10 @@ class LiveView:
         for (run_id, _), text in sorted(self._rest.items()):
             self._line(run_id, f"| {text}")
         self._rest.clear()
+        self.hide()
+
+    def hide(self) -> None:
+        """Takes the moving line away for good."""
         if self._status is not None:
             self._status.stop()
             self._status = None

@@ -63,6 +63,13 @@ class Terminal:
         except BrokenPipeError as error:
             raise ReaderGone from error
 
+    def write(self, text: str) -> None:
+        """A piece of result, on standard output, at once."""
+        try:
+            click.echo(text, nl=False, color=self._color)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
+
     def note(self, text: str = "") -> None:
         """One line about the result, on standard error; nobody has to read it."""
         with suppress(BrokenPipeError):

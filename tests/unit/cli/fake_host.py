@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from atlas.control.delta import Deltas
 from atlas.control.report import InboxEntry, ReplayReport, RunReport, Tokens, VerifyReport
 from atlas.kernel.config import Config
 from atlas.kernel.errors import AtlasError, NotFound
@@ -131,6 +132,7 @@ class FakeHost:
         self.asked: list[tuple[object, ...]] = []
         self.ledger = FakeLedger(self)
         self.clock = FakeClock()
+        self.deltas = Deltas()
         self.vault = FakeVault()
         self.config = Config()
         self.in_hand = 0

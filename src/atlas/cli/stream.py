@@ -1,0 +1,40 @@
+"""An answer on standard output while the model still speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atlas.cli.terminal import Terminal
+from atlas.cli.text import clean
+from atlas.kernel.model import Delta
+
+
+class Stream:
+    """Prints pieces as they come; knows what the last answer so far is, so that it is not printed twice."""
+
+    def __init__(self, terminal: Terminal, before_first: Callable[[], None]) -> None:
+        self._terminal = terminal
+        self._before_first = before_first
+        self._attempt = 0
+        self._has_begun = False
+        self.answer = ""
+
+    def show(self, delta: Delta) -> None:
+        """One piece. What a failed attempt said before is left standing above a line of its own."""
+        if delta.kind != "text" or self._terminal.is_json:
+            self.end_line()
+            return
+        if delta.attempt != self._attempt and self.answer:
+            self.end_line()
+        self._attempt = delta.attempt
+        if not self._has_begun:
+            self._before_first()
+            self._has_begun = True
+        self.answer += delta.text
+        self._terminal.write(clean(delta.text))
+
+    def end_line(self) -> None:
+        """Ends what was printed; what follows is another answer."""
+        if self.answer and not self.answer.endswith("\n"):
+            self._terminal.write("\n")
+        self.answer = ""
