@@ -123,6 +123,7 @@ async def open_host(
             driver=driver,
             executor=executor,
             deltas=deltas,
+            prompts=prompts,
         )
         yield await stack.enter_async_context(host)
 
@@ -369,12 +370,13 @@ class Program:
         return open_host(self.vault_path(vault), self.environ)
 
     def new_vault(self, path: Path) -> None:
-        """Makes a vault with two agents to try."""
+        """Makes a vault with agents to try."""
         from atlas.vault.scaffold import new_agent, new_vault
 
         vault = new_vault(path)
         new_agent(vault, "summarizer", "python")
         new_agent(vault, "effects", "effects")
+        new_agent(vault, "advisor", "prompt")
 
     def new_agent(self, vault: Path, name: str, template: str) -> Path:
         """Makes an agent from a template and returns its folder."""

@@ -14,13 +14,15 @@ from atlas.control.delta import Deltas
 from atlas.control.drive import Driver
 from atlas.control.history import created_of, load
 from atlas.control.payload import pack, unpack
+from atlas.control.prompt import Prompts
 from atlas.control.replay import replay_run
 from atlas.control.report import InboxEntry, ReplayReport, RunReport, Tokens, VerifyReport
 from atlas.control.signal import AnswerBody, ResolveBody, cancel_signal
 from atlas.control.verify import verify_all, verify_run
 from atlas.kernel.code import Executor
 from atlas.kernel.config import Config
-from atlas.kernel.errors import AtlasError, Conflict, NotFound
+from atlas.kernel.context import Built
+from atlas.kernel.errors import AtlasError, Conflict, Invalid, NotFound
 from atlas.kernel.event import (
     NULL,
     Body,
@@ -68,6 +70,7 @@ class Host:
         driver: Driver,
         executor: Callable[[State], Executor],
         deltas: Deltas,
+        prompts: Prompts,
     ) -> None:
         self.ledger = ledger
         self.vault = vault
@@ -77,6 +80,7 @@ class Host:
         self._driver = driver
         self._executor = executor
         self.deltas = deltas
+        self._prompts = prompts
         self._group: asyncio.TaskGroup
         self._driving: asyncio.Task[None] | None = None
 
@@ -233,6 +237,14 @@ class Host:
     async def replay(self, run_id: str) -> ReplayReport:
         """Decides the run again, offline."""
         return await replay_run(self.ledger, self._agents, self._executor, run_id)
+
+    async def request(self, run_id: str, step: int) -> Built:
+        """What the model saw at a step, and why each part was there."""
+        history = await load(self.ledger, run_id)
+        if history.state.created.runtime != "prompt":
+            raise Invalid(f"run {run_id} asked no model", hint="Only prompt agents have requests.", code="not_a_prompt")
+        job = await self._agents.job(history.state, history, self.clock.now_us())
+        return await self._prompts.request_at(job, step)
 
     # Deciding
 

@@ -35,15 +35,16 @@ from atlas.kernel.code import (
     Probed,
     ToCode,
 )
-from atlas.kernel.context import Limits, Live, Session, build, fenced, message_tokens, shorten
+from atlas.kernel.context import Built, Limits, Live, Session, build, fenced, message_tokens, shorten
 from atlas.kernel.contract import Contract
 from atlas.kernel.digest import Done as DoneTurn
 from atlas.kernel.digest import close, title_of
-from atlas.kernel.errors import AtlasError, Cancelled, ErrorRecord, Fault, RunFailed, from_record
+from atlas.kernel.errors import AtlasError, Cancelled, ErrorRecord, Fault, NotFound, RunFailed, from_record
 from atlas.kernel.event import (
     NO_SPEND,
     Body,
     EffectClass,
+    EffectIntended,
     EffectKind,
     EffectRefused,
     Payload,
@@ -167,6 +168,38 @@ class Prompts:
                         return msgspec.json.decode(await unpack(self.ledger, body.session), type=Session)
         return Session()
 
+    async def request_at(self, job: Job, step: int) -> Built:
+        """Exactly what the model was sent at a step of a recorded run, and why each part was there.
+
+        The turn is executed again against its record, up to the point where that request was built.
+        """
+        history = await load(self.ledger, job.run_id)
+        asked: asyncio.Queue[FromCode] = asyncio.Queue()
+        code = PromptCode(self, job, asked.put_nowait)
+        async with asyncio.TaskGroup() as group:
+            answering = group.create_task(self._answer_from(history, asked, code))
+            reaching = group.create_task(code.reach(step, await self._intents(job.run_id)))
+            await asyncio.wait({reaching})
+            answering.cancel()
+        built = reaching.result()
+        if built is None:
+            raise NotFound(f"run {job.run_id} has no request {step}", hint="See 'atlas show RUN --events'.")
+        return built
+
+    async def _intents(self, run_id: str) -> dict[str, EffectIntended]:
+        events = await self.ledger.events(run_id)
+        return {body.effect: body for _, body in bodies(events) if isinstance(body, EffectIntended)}
+
+    async def _answer_from(self, history: History, asked: asyncio.Queue[FromCode], code: PromptCode) -> None:
+        while True:
+            message = await asked.get()
+            if isinstance(message, CallMade):
+                recorded = history.answers[message.effect]
+                if isinstance(recorded, EffectRefused):
+                    code.send(Answer(message.id, error=recorded.error))
+                else:
+                    code.send(Answer(message.id, await unpack(self.ledger, recorded.result), recorded.error))
+
     async def _what_happened(self, history: History) -> tuple[tuple[str, ...], int, str, tuple[Note, ...]]:
         tools: list[str] = []
         failed = 0
@@ -205,6 +238,8 @@ class PromptCode:
         self._session = Session()
         self._live_blob = ("", "")
         self._repairs = 0
+        self._wanted = 0
+        self._intents: Mapping[str, EffectIntended] = {}
 
     @property
     def process(self) -> Process | None:
@@ -227,6 +262,17 @@ class PromptCode:
         if not self.task.done():
             self.task.cancel()
             await asyncio.wait({self.task})
+
+    async def reach(self, step: int, intents: Mapping[str, EffectIntended]) -> Built | None:
+        """The request of a step as it was built, when the turn comes that far."""
+        self._wanted, self._intents = step, intents
+        if f"model:{step}" not in intents:
+            return None
+        try:
+            await self._execute()
+        except _Reached as reached:
+            return reached.built
+        return None
 
     async def run(self) -> None:
         """Executes the turn and says how it ended."""
@@ -297,6 +343,8 @@ class PromptCode:
     async def _ask(self, turn: Turn, step: int) -> Turn:
         effect = f"model:{step}"
         turn = windowed(turn, self._limits.window)
+        if step == self._wanted:
+            raise _Reached(build(turn, await self._live(effect), self._limits))
         if effect in self._history.answers:
             raw = await self._call(effect, "model", "", b"null", "read_only", _never)
         else:
@@ -321,9 +369,9 @@ class PromptCode:
 
     async def _live(self, effect: str) -> Live:
         """The live inputs of a request: recorded ones when it was sent before, else as they are now."""
-        lost = self._history.state.open.get(effect)
-        if lost is not None:
-            recorded = msgspec.json.decode(await unpack(self._prompts.ledger, lost.args))
+        sent = self._history.state.open.get(effect) or self._intents.get(effect)
+        if sent is not None:
+            recorded = msgspec.json.decode(await unpack(self._prompts.ledger, sent.args))
             return msgspec.json.decode(await self._prompts.ledger.get_blob(recorded["live"]), type=Live)
         desk = self._desk
         schema = desk.contract.output.schema
@@ -439,6 +487,14 @@ class PromptCode:
 
     def _since(self, began_us: int) -> int:
         return self._prompts.clock.now_us() - began_us
+
+
+class _Reached(Exception):
+    """The turn came to the request that was looked for."""
+
+    def __init__(self, built: Built) -> None:
+        super().__init__()
+        self.built = built
 
 
 def spend_of(attempts: tuple[Attempt, ...]) -> Spend:

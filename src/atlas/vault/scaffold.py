@@ -66,10 +66,16 @@ def _home() -> Traversable:
 
 def _template(name: str, values: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
     """Path and content of each file of a template, with {{key}} replaced by its value."""
-    for entry in (_home() / name).iterdir():
-        if not entry.name.endswith(_SUFFIX):
-            continue
-        text = entry.read_text(encoding="utf-8")
+    for path, file in _files(_home() / name, ""):
+        text = file.read_text(encoding="utf-8")
         for key, value in values.items():
             text = text.replace("{{" + key + "}}", value)
-        yield entry.name.removesuffix(_SUFFIX), text.encode()
+        yield path.removesuffix(_SUFFIX), text.encode()
+
+
+def _files(folder: Traversable, above: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _files(entry, f"{above}{entry.name}/")
+        elif entry.name.endswith(_SUFFIX):
+            yield f"{above}{entry.name}", entry

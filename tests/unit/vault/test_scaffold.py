@@ -36,7 +36,7 @@ def agent_module(folder: Path) -> Any:
 
 
 def test_a_new_vault_has_the_default_settings_and_no_agents(vault: FolderVault) -> None:
-    assert vault.config() == Config()
+    assert vault.config().execution == Config().execution
     assert vault.agents() == []
     assert ".atlas/" in vault.read_file(".gitignore").decode()
 
@@ -46,7 +46,7 @@ def test_a_vault_can_move_into_a_folder_with_files_and_leaves_them_alone(vault_d
     (vault_dir / ".gitignore").write_text("mine\n")
     vault = new_vault(vault_dir)
     assert vault.read_file(".gitignore") == b"mine\n"
-    assert vault.config() == Config()
+    assert vault.config().execution == Config().execution
 
 
 def test_a_vault_is_made_once(vault: FolderVault) -> None:
@@ -68,7 +68,7 @@ def test_every_template_is_a_valid_agent_under_any_name(vault: FolderVault, temp
 
 
 def test_there_is_a_test_for_every_template() -> None:
-    assert templates() == ["effects", "python"]
+    assert templates() == ["effects", "prompt", "python"]
 
 
 def test_the_python_template_has_the_values_of_the_specification(vault: FolderVault) -> None:
