@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from atlas.kernel.port import Clock, Ledger, Vault
     from atlas.kernel.run import RunPage, RunQuery
     from atlas.kernel.state import State
+    from atlas.models.router import Router
+    from atlas.models.scripted import Script
+    from atlas.vault.folder import FolderVault
 
 T = TypeVar("T")
 
@@ -88,7 +91,7 @@ async def open_host(
         slots = SlotPool(execution.max_concurrent_agents)
         known = Agents(vault, ledger, clock, execution, compile_schema, contracts)
         deltas = Deltas()
-        asking = asker or LateAsker(config, environ, clock, root)
+        asking = asker or await _late_asker(stack, LateAsker(vault, config, environ, ledger, clock))
         prompts = await stack.enter_async_context(build_prompts(root, ledger, clock, vault, known, asking, deltas))
 
         def executor(state: State) -> Executor:
@@ -126,6 +129,11 @@ async def open_host(
             prompts=prompts,
         )
         yield await stack.enter_async_context(host)
+
+
+async def _late_asker(stack: AsyncExitStack, asker: LateAsker) -> LateAsker:
+    stack.push_async_callback(asker.close)
+    return asker
 
 
 def build_prompts(
@@ -182,17 +190,58 @@ def build_ledger(root: Path, config: Config, environ: Mapping[str, str], clock: 
 class LateAsker:
     """Asks models through the configured providers; builds the clients when the first question is asked."""
 
-    def __init__(self, config: Config, environ: Mapping[str, str], clock: Clock, root: Path) -> None:
+    def __init__(
+        self, vault: FolderVault, config: Config, environ: Mapping[str, str], ledger: Ledger, clock: Clock
+    ) -> None:
+        self._vault = vault
         self._config = config
         self._environ = environ
+        self._ledger = ledger
         self._clock = clock
-        self._root = root
+        self._router: Router | None = None
 
     async def ask(self, choice: str, request: Request, on_delta: OnDelta) -> Asked:
         """The reply of the first candidate that gives one."""
-        from atlas.kernel.errors import Unavailable
+        return await self.router().ask(choice, request, on_delta)
 
-        raise Unavailable("no model provider is configured", code="no_provider")
+    def router(self) -> Router:
+        """The door to all configured models."""
+        from atlas.models.router import Router
+
+        if self._router is None:
+            self._router = Router(
+                self._config.models,
+                clock=self._clock,
+                load_blob=self._ledger.get_blob,
+                load_script=self._script,
+                keys=self._keys(),
+                environ=self._environ,
+            )
+        return self._router
+
+    async def close(self) -> None:
+        """Gives back connections."""
+        if self._router is not None:
+            await self._router.close()
+
+    def _script(self, path: str) -> Script:
+        from atlas.models.scripted import Script
+        from atlas.vault.load import load
+
+        return load(self._vault.read_file(path), Script, path=str(self._vault.root / path))
+
+    def _keys(self) -> dict[str, str]:
+        """The values of configured keys: `secret:NAME` is the environment's NAME."""
+        named = {
+            name: one.key.removeprefix("secret:") for name, one in self._config.models.providers.items() if one.key
+        }
+        wanted = {name: (key, key.upper().replace("-", "_").replace(".", "_")) for name, key in named.items()}
+        return {
+            name: self._environ[spelling]
+            for name, spellings in wanted.items()
+            for spelling in spellings
+            if spelling in self._environ
+        }
 
 
 def boundary_of(environ: Mapping[str, str]) -> Callable[[str], None]:

@@ -27,30 +27,35 @@ SMALL_RUNS = 200
 LARGE_RUNS = 20_000
 CHAINED = 20  # runs whose chains are real
 OPEN = 30  # runs each that are queued, running and waiting: the same in both ledgers
-AGENTS = 4
+OLD = 40  # runs of an agent, a principal and a state that nobody has seen since
 PAGE = 2  # so short that both ledgers fill it, whatever is asked for
 SQL = load_statements("sqlite")
 
 # Run n of N: the newest are queued, then running, then waiting; all others have ended. Every fifth is a child of the
-# run before it. Sessions hold ten runs.
+# run before it. Sessions hold ten runs. An agent, a principal and a state occur among the oldest runs only, so that
+# whoever looks for them along the wrong index has to read everything that came later. Every fiftieth run is queued
+# for a time far ahead.
 _RUNS = """
 WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :runs),
 shape AS (
     SELECT i, printf('run_%08d', i) AS id,
         CASE WHEN i > :runs - :open THEN 'queued' WHEN i > :runs - 2 * :open THEN 'running'
-             WHEN i > :runs - 3 * :open THEN 'waiting' WHEN i % 7 = 0 THEN 'failed' ELSE 'succeeded' END AS state,
+             WHEN i > :runs - 3 * :open THEN 'waiting' WHEN i < :old THEN 'refused' WHEN i % 50 = 1 THEN 'queued'
+             WHEN i % 7 = 0 THEN 'failed' ELSE 'succeeded' END AS state,
+        CASE WHEN i < :old THEN 'old' ELSE printf('%d', i % 4) END AS name,
         i % 5 = 0 AS is_child
     FROM n
 )
 INSERT INTO run
 SELECT id, printf('ses_%08d', i / 10), CASE WHEN is_child THEN 0 ELSE i % 10 + 1 END,
-    printf('agent_%d', i % :agents), '1.0.0', 'snap', printf('principal_%d', i % 4),
+    'agent_' || name, '1.0.0', 'snap', 'principal_' || name,
     CASE WHEN is_child THEN printf('run_%08d', i - 1) ELSE '' END, '',
     CASE WHEN is_child THEN printf('run_%08d', i - 1) ELSE id END, is_child, 0, '', '', state,
-    :start + i, :start + i, CASE WHEN state IN ('succeeded', 'failed') THEN :start + i ELSE 0 END, 0,
+    :start + i, :start + i, CASE WHEN state IN ('succeeded', 'failed', 'refused') THEN :start + i ELSE 0 END,
+    CASE WHEN state = 'queued' AND i <= :runs - :open THEN :start + 86400000000 ELSE 0 END,
     CASE state WHEN 'running' THEN 'ann' ELSE '' END, CASE state WHEN 'queued' THEN 0 ELSE 1 END,
     CASE state WHEN 'running' THEN :start + 3600000000 ELSE 0 END,
-    :events, zeroblob(32), 1, 1, 1, 1, 0, CASE state WHEN 'queued' THEN i ELSE 0 END
+    :events, zeroblob(32), 1, 1, 1, 1, 0, CASE WHEN i > :runs - :open THEN i ELSE 0 END
 FROM shape
 """
 _EVENTS = """
@@ -128,7 +133,7 @@ class Store:
             "runs": self.runs,
             "events": EVENTS_PER_RUN,
             "open": OPEN,
-            "agents": AGENTS,
+            "old": OLD,
             "start": START_US,
             "body": b'{"message":"something that was said"}',
         }
@@ -168,8 +173,16 @@ def _queries(store: Store) -> dict[str, RunQuery]:
         "failed": RunQuery(states=("failed",), limit=PAGE),
         "failed or waiting, from the middle": RunQuery(states=("failed", "waiting"), before=middle, limit=PAGE),
         "running": RunQuery(states=("running",), limit=PAGE),
+        "queued": RunQuery(states=("queued",), limit=PAGE),
         "session": RunQuery(session_id=f"ses_{store.runs // 20:08d}", limit=PAGE),
         "principal": RunQuery(principal="principal_1", limit=PAGE),
+        "old agent": RunQuery(agent="agent_old", limit=PAGE),
+        "old principal": RunQuery(principal="principal_old", limit=PAGE),
+        "old state": RunQuery(states=("refused",), limit=PAGE),
+        "old session": RunQuery(session_id="ses_00000001", limit=PAGE),
+        "old tree": RunQuery(root_run_id=f"run_{4:08d}", limit=PAGE),
+        "old children": RunQuery(parent_run_id=f"run_{4:08d}", limit=PAGE),
+        "old agent, roots": RunQuery(agent="agent_old", roots_only=True, limit=PAGE),
         "principal, succeeded": RunQuery(principal="principal_1", states=("succeeded",), limit=PAGE),
         "tree": RunQuery(root_run_id=store.id(store.runs // 2 + 1), limit=PAGE),
         "children": RunQuery(parent_run_id=store.id(store.runs // 2 + 1), limit=PAGE),
@@ -198,6 +211,7 @@ def _reads(store: Store) -> dict[str, Callable[[], Any]]:
         "session": lambda: sqlite_read.session(db, SQL, f"ses_{store.runs // 20:08d}"),
         "spend": lambda: sqlite_read.spend(db, SQL, "2026-01-01", "agent_3"),
         "last children": lambda: sqlite_read.last_children(db, SQL, "agent_1", "snap", PAGE),
+        "last children of an old agent": lambda: sqlite_read.last_children(db, SQL, "agent_old", "snap", PAGE),
         "owners": lambda: sqlite_read.owners(db, SQL, store.clock.now_us()),
     }
     return works

@@ -72,6 +72,32 @@ def test_an_outcome_nobody_can_tell_is_called_unknown_and_not_failed(pg_database
     asyncio.run(check())
 
 
+def test_nothing_takes_effect_behind_an_append_that_was_lost(pg_database: str, tmp_path: Path) -> None:
+    async def check() -> None:
+        with open_line(pg_database) as (line, url):
+            async with open_scene(url, tmp_path, patience_s=1.0) as scene:
+                run, lease = await scene.hold()
+                other, other_lease = await scene.hold()
+                line.cut, line.is_down = "before", True
+                lost = scene.ledger.append(Append(lease, (scene.note("receipt"),)))
+                while line.cuts == 0:
+                    await asyncio.sleep(0.005)
+                # Handed over while the one before is being given up; the server is back before their turn comes.
+                behind = scene.ledger.append(Append(lease, (scene.note("built on the receipt"),)))
+                aside = scene.ledger.append(Append(other_lease, (scene.note("independent"),)))
+                with pytest.raises(LedgerUnavailable):
+                    await lost
+                line.is_down = False
+                with pytest.raises(LedgerUnavailable):
+                    await behind
+                assert (await aside).seq == 2
+                await scene.ledger.append(Append(lease, (scene.note("knowingly"),)))
+                assert await scene.texts(run.run_id) == ["knowingly"]
+                assert await scene.texts(other.run_id) == ["independent"]
+
+    asyncio.run(check())
+
+
 def test_a_server_killed_under_load_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     kills = 3
 

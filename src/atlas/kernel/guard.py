@@ -1,8 +1,8 @@
 """The loop guard: notices when a model goes round in circles, and leaves alone one that works. Pure.
 
-    before(state, call)                       may it run, or is the answer known already
-    after(state, call, result, ...)           what the call brought
-    advice(state), stuck(state)               a word of warning, and the end
+    verdicts(state, calls)         which calls of a batch may run, and which are answered already
+    after_batch(state, reports)    what they brought
+    advice(state), stuck(state)    a word of warning, and the end
 
 A call is progress when it brings a line that was not seen before, or changes something it has not changed before.
 Ten calls in a row that bring none, or ten changes in a row that fail, end the turn. Waiting is honest: whoever waits
@@ -11,6 +11,7 @@ before asking again is never counted. The state is bounded, and a fold over reco
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -59,6 +60,16 @@ class Blocked(msgspec.Struct, frozen=True, tag="blocked"):
 Verdict: TypeAlias = Allow | Answered | Blocked
 
 
+class Report(msgspec.Struct, frozen=True):
+    """What became of a call: its result, or the verdict that kept it from running. `handle` recalls the whole result."""
+
+    call: Call
+    text: str
+    is_error: bool = False
+    verdict: Verdict = Allow()
+    handle: str = ""
+
+
 class Stuck(msgspec.Struct, frozen=True):
     """The turn ends here; `reason` says on which axis nothing moved."""
 
@@ -67,12 +78,13 @@ class Stuck(msgspec.Struct, frozen=True):
 
 
 class Tried(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A call that was made: what came back last, and how often in a row exactly that came back."""
+    """A call that was made: what came back last, when, and how often in a row exactly that came back."""
 
     result: str
     times: int
     is_error: bool
     epoch: int
+    waits: int
     head: str
     size: int
     handle: str = ""
@@ -82,22 +94,33 @@ class GuardState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the guard remembers of a turn.
 
     `idle` counts calls without progress in a row, `failed_changes` changes that failed since one succeeded. `epoch`
-    goes up with every change: what was read before may be different now. `has_waited` says that the last call waited.
+    goes up with every change and `waits` with every wait: what was seen before may be different now.
     """
 
     idle: int = 0
     failed_changes: int = 0
     epoch: int = 0
-    has_waited: bool = False
+    waits: int = 0
+    is_waiting: bool = False
     calls: dict[str, Tried] = {}
     new_lines: frozenset[int] = frozenset()
     old_lines: frozenset[int] = frozenset()
 
 
+def verdicts(state: GuardState, calls: Sequence[Call]) -> tuple[Verdict, ...]:
+    """Whether each call of a batch should run: `before`, except that what follows a change or a wait always may."""
+    found: list[Verdict] = []
+    is_fresh = False
+    for call in calls:
+        found.append(Allow() if is_fresh else before(state, call))
+        is_fresh = is_fresh or _is_change(call) or _is_wait(call)
+    return tuple(found)
+
+
 def before(state: GuardState, call: Call) -> Verdict:
     """Whether the call should run. The first times it always does, and after a change or a wait it does again."""
     tried = state.calls.get(same_call(call.tool, call.args))
-    if tried is None or state.has_waited or tried.epoch != state.epoch:
+    if tried is None or (tried.epoch, tried.waits) != (state.epoch, state.waits):
         return Allow()
     if tried.is_error:
         return Blocked(_why_blocked(call, tried)) if tried.times >= FAILURES_BEFORE_BLOCKING else Allow()
@@ -106,35 +129,45 @@ def before(state: GuardState, call: Call) -> Verdict:
     return Answered(_from_record(call, tried))
 
 
-def after(
-    state: GuardState,
-    call: Call,
-    text: str,
-    *,
-    is_error: bool = False,
-    verdict: Verdict | None = None,
-    handle: str = "",
-) -> GuardState:
-    """The state after a call came to `text`. `handle` is where the whole of it can be recalled.
+def after_batch(state: GuardState, reports: Sequence[Report]) -> GuardState:
+    """The state after every call of a batch, in the provider's order.
 
-    Every call of a batch is reported, in the provider's order: those that ran, and with their verdict those that did not.
+    Calls that are new count once together when they lead nowhere: nobody could learn from one before making the next.
     """
+    guesses = 0
+    for report in reports:
+        is_guess = same_call(report.call.tool, report.call.args) not in state.calls
+        then = after(state, report)
+        if is_guess and (then.idle > state.idle or then.failed_changes > state.failed_changes):
+            guesses += 1
+            if guesses > 1:
+                then = replace(then, idle=state.idle, failed_changes=state.failed_changes)
+        state = then
+    return state
+
+
+def after(state: GuardState, report: Report) -> GuardState:
+    """The state after one call."""
+    call, text, is_error = report.call, report.text, report.is_error
     name = same_call(call.tool, call.args)
-    match verdict:
+    match report.verdict:
         case Blocked(counts_as_stuck=False):
             return state
-        case Answered() | Blocked():
-            return replace(_asked_again(state, name), idle=state.idle + 1, has_waited=False)
-        case Allow() | None:
+        case Blocked():
+            return replace(state, idle=state.idle + 1, is_waiting=False)
+        case Answered():
+            return replace(_asked_again(state, name), idle=state.idle + 1, is_waiting=False)
+        case Allow():
             pass
     if call.tool == "wait" and not is_error:
-        is_first = not state.has_waited and _seconds(call.args) >= 1
-        return replace(state, has_waited=is_first, idle=state.idle if is_first else state.idle + 1)
-    told = without_echo(text, call.args) if is_error else text
-    marks = line_marks(told)
-    progress = _progress(state, call, name, is_error, is_new=not marks <= (state.new_lines | state.old_lines))
-    state = _counted(state, call, progress, is_error)
-    return _remembered(state, name, told, marks, is_error, Tried("", 1, is_error, 0, text[:HEAD], len(text), handle))
+        return _waited(state, call)
+    bare = without_echo(text, call.args)
+    marks, bare_marks = line_marks(text), line_marks(bare)
+    # A call that is made again, or fails, brings nothing new by quoting its arguments in another spelling.
+    telling = bare_marks if is_error or name in state.calls else marks
+    progress = _progress(state, call, name, is_error, is_new=not telling <= (state.new_lines | state.old_lines))
+    tried = Tried(mark(bare), 1, is_error, 0, state.waits, text[:HEAD], len(text), report.handle)
+    return _remembered(_counted(state, call, progress, is_error), name, tried, marks | bare_marks)
 
 
 def advice(state: GuardState) -> str:
@@ -163,12 +196,13 @@ def stuck(state: GuardState) -> Stuck | None:
 
 def _progress(state: GuardState, call: Call, name: str, is_error: bool, is_new: bool) -> Progress:
     """What a call that ran is worth; `is_new` says that its result has a line that was not seen before."""
-    is_repeat = name in state.calls
-    if state.has_waited and is_repeat:
+    tried = state.calls.get(name)
+    is_repeat = tried is not None
+    if tried is not None and tried.waits < state.waits:
         return "progress" if is_new else "neutral"
     if call.tool == "note":
         return "idle" if is_repeat or is_error else "neutral"
-    is_change = call.effect != "read_only"
+    is_change = _is_change(call)
     if is_error:
         if is_change or not is_new:
             return "idle"
@@ -182,25 +216,29 @@ def _progress(state: GuardState, call: Call, name: str, is_error: bool, is_new: 
 def _counted(state: GuardState, call: Call, progress: Progress, is_error: bool) -> GuardState:
     idle = {"progress": 0, "neutral": state.idle, "idle": state.idle + 1}[progress]
     failed, epoch = state.failed_changes, state.epoch
-    if call.effect != "read_only" and call.tool != "note":
+    if _is_change(call):
         if not is_error:
             failed, epoch = 0, epoch + 1
         elif progress == "idle":
             failed += 1
-    return replace(state, idle=idle, failed_changes=failed, epoch=epoch, has_waited=False)
+    return replace(state, idle=idle, failed_changes=failed, epoch=epoch, is_waiting=False)
 
 
-def _remembered(
-    state: GuardState, name: str, told: str, marks: frozenset[int], is_error: bool, tried: Tried
-) -> GuardState:
-    known = state.calls.get(name)
-    result = mark(told)
-    is_same = known is not None and known.result == result and known.is_error == is_error and known.epoch == state.epoch
-    times = known.times + 1 if is_same and known is not None else 1
+def _waited(state: GuardState, call: Call) -> GuardState:
+    """Waiting is worth a new look at everything; waiting on and on is worth nothing."""
+    if not _is_wait(call) or state.is_waiting:
+        return replace(state, idle=state.idle + 1)
+    return replace(state, waits=state.waits + 1, is_waiting=True)
+
+
+def _remembered(state: GuardState, name: str, tried: Tried, marks: frozenset[int]) -> GuardState:
+    last = state.calls.get(name)
+    now = (tried.result, tried.is_error, state.epoch)
+    times = last.times + 1 if last is not None and (last.result, last.is_error, last.epoch) == now else 1
     calls = {key: one for key, one in state.calls.items() if key != name}
-    while len(calls) >= REMEMBERED_CALLS:
+    if len(calls) >= REMEMBERED_CALLS:
         del calls[next(iter(calls))]
-    calls[name] = replace(tried, result=result, times=times, epoch=state.epoch)
+    calls[name] = replace(tried, times=times, epoch=state.epoch)
     lines = state.new_lines | marks
     if len(lines) <= REMEMBERED_LINES:
         return replace(state, calls=calls, new_lines=lines)
@@ -215,24 +253,31 @@ def _asked_again(state: GuardState, name: str) -> GuardState:
     return replace(state, calls={**state.calls, name: replace(tried, times=tried.times + 1)})
 
 
-def _seconds(args: str) -> float:
-    value = arguments_of(args)
+def _is_change(call: Call) -> bool:
+    return call.effect != "read_only" and call.tool != "note"
+
+
+def _is_wait(call: Call) -> bool:
+    """Whether time really passes: a wait of no time is only another call."""
+    value = arguments_of(call.args) if call.tool == "wait" else None
     seconds = value.get("seconds") if isinstance(value, dict) else None
-    return float(seconds) if isinstance(seconds, int | float) else 0.0
+    return isinstance(seconds, int | float) and seconds >= 1
 
 
 def _from_record(call: Call, tried: Tried) -> str:
-    whole = f" recall(handle={tried.handle!r}) shows all {tried.size} characters." if tried.handle else ""
-    more = "..." if tried.size > len(tried.head) else ""
     return (
-        f"Not run again: {call.tool} gave exactly this {tried.times} times and nothing was changed since.{whole} If you "
-        f"expect it to change, call wait first. It said:\n{tried.head}{more}"
+        f"Not run again: {call.tool} gave the same result each time, and nothing was changed since. If you expect "
+        f"another one, call wait first. {_said(tried)}"
     )
 
 
 def _why_blocked(call: Call, tried: Tried) -> str:
-    more = "..." if tried.size > len(tried.head) else ""
     return (
         f"Not run: {call.tool} failed {tried.times} times in the same way with these arguments. Change the arguments in "
-        f"substance, change something else first, or wait and try again. It said:\n{tried.head}{more}"
+        f"substance, change something else first, or wait and try again. {_said(tried)}"
     )
+
+
+def _said(tried: Tried) -> str:
+    whole = f" (recall(handle={tried.handle!r}) shows all {tried.size} characters)" if tried.handle else ""
+    return f"It said{whole}:\n{tried.head}{'...' if tried.size > len(tried.head) else ''}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from typing import Any, Final
 
@@ -12,7 +13,9 @@ LINES: Final = 128
 _PATH: Final = re.compile(r"[/\\]|^[\w.-]+\.\w{1,8}$")
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,3})?")
 _SPACE: Final = re.compile(r"\s+")
-_ECHO_LIMIT: Final = 200
+_ECHO_LENGTH: Final = 200
+_ECHOES: Final = 50
+_LONG: Final = 64 * 1024
 
 
 def same_call(tool: str, args: str) -> str:
@@ -20,30 +23,31 @@ def same_call(tool: str, args: str) -> str:
 
     Order of keys, white space, absent and null values, the way a number is written, the case, slashes and dots of a path.
     """
-    return mark(f"{tool} {msgspec.json.encode(_plain(arguments_of(args)), order='deterministic').decode()}")
+    return mark(f"{tool} {json.dumps(_plain(arguments_of(args)), sort_keys=True)}")
 
 
 def arguments_of(args: str) -> Any:
     """The arguments as JSON; the text itself, spaces apart, when it is none."""
     try:
         return msgspec.json.decode(args or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
         return _SPACE.sub(" ", args).strip()
 
 
 def line_marks(text: str) -> frozenset[int]:
-    """A number for each different line of a result, and one for the whole. Of very many lines, the same ones each time."""
-    lines = {line for line in (_SPACE.sub(" ", line).strip() for line in text.splitlines()) if line}
+    """A number for each different line of a result; of very many lines, for some and for the whole."""
+    shown = text if len(text) <= _LONG else f"{text[: _LONG // 2]}\n{text[-_LONG // 2 :]}"
+    lines = {line for line in (_SPACE.sub(" ", line).strip() for line in shown.splitlines()) if line}
     marks = sorted(_number(line) for line in lines)
-    # A line alone is the whole: the same words make the same mark wherever they stand.
-    return frozenset(marks[:LINES]) | ({_number(text)} if len(marks) > LINES or not marks else frozenset())
+    is_whole = shown is text and 0 < len(marks) <= LINES
+    return frozenset(marks) if is_whole else frozenset((*marks[:LINES], _number(text)))
 
 
 def without_echo(text: str, args: str) -> str:
-    """An error without the arguments it quotes, in one case and spacing: the same complaint about another spelling."""
-    for value in sorted(_leaves(arguments_of(args)), key=len, reverse=True):
+    """A result without the arguments it quotes and without case: alike for two spellings of one call."""
+    for value in sorted(_leaves(arguments_of(args)), key=lambda leaf: (-len(leaf), leaf))[:_ECHOES]:
         text = text.replace(value, "~")
-    return _SPACE.sub(" ", text.casefold()).strip()
+    return text.casefold()
 
 
 def mark(text: str) -> str:
@@ -87,7 +91,7 @@ def _leaves(value: Any) -> set[str]:
         case list():
             return set().union(*(_leaves(item) for item in value))
         case str():
-            return {value} if 1 < len(value) <= _ECHO_LIMIT else set()
+            return {value} if 1 < len(value) <= _ECHO_LENGTH else set()
         case int() | float():
             return {str(value)} if len(str(value)) > 1 else set()
     return set()

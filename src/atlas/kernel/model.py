@@ -78,8 +78,9 @@ class Request(msgspec.Struct, frozen=True):
 
     `system` parts and messages stand in a stable order; `cache_at` counts the leading messages that the next
     request will share, so that an adapter can mark them for the provider's prompt cache (the system text and the
-    tools are always marked). `step` counts the model calls before this one and `attempt` the tries at this one, from
-    1; neither is sent: a scripted model finds its place by them, and deltas carry the attempt.
+    tools are always marked). `step` is the number of this model call in its turn, from 1 (0 when it stands alone), and
+    `attempt` the number of this try at it. Neither is sent: a scripted model finds its place by them, and deltas carry
+    the attempt.
     """
 
     model: str

@@ -132,7 +132,7 @@ class PostgresLedger:
 
     def append(self, batch: Append) -> Awaitable[Appended]:
         """Commits the batch; its place in the order is fixed by this call, not by the await."""
-        return self._opened().append(batch)
+        return self._opened().writer.append(batch)
 
     async def signal(self, signal: NewSignal) -> bool:
         """Inserts the signal once, and queues the run when it is parked."""
@@ -200,7 +200,8 @@ class PostgresLedger:
     async def _subscribe(self, every_commit: bool) -> AsyncIterator[Wake]:
         listener = self._opened().listener
         # Listening begins before the subscription: what is committed from here on is heard, or found by the check.
-        await asyncio.to_thread(listener.start)
+        if not listener.is_listening:
+            await asyncio.to_thread(listener.start)
         hub = self._every if every_commit else self._work
 
         async def check() -> None:

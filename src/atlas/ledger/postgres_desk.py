@@ -8,7 +8,7 @@ writes and commits. Between the two the server counts us as idle and ends the se
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -52,13 +52,13 @@ class PostgresDesk:
     def begin(self, run_ids: Sequence[str]) -> None:
         """Takes the lock of writes and looks up what the group will need, the heads of these runs included.
 
-        The lock is held until the commit is visible to everybody, so a position that can be read is never followed
-        by a lower one, and time and position, read behind the lock, only ever grow along commits.
+        The lock is held until the commit is visible to everybody, and the last position is read behind it. So
+        positions leave no gap, and whoever has read one will never see a lower one appear.
         """
         self.doubt = ""
         self._reset()
         connection = self.connection
-        with connection.pipeline():
+        with _in_one_piece(connection):
             connection.execute(self.sql["begin"])
             connection.execute(self.sql["lock_writes"])
             moment = connection.execute(self.sql["moment"], binary=True)
@@ -73,7 +73,7 @@ class PostgresDesk:
     def commit(self) -> None:
         """Makes the transaction durable. When the answer is lost, `doubt` names the transaction."""
         connection = self.connection
-        with connection.pipeline():
+        with _in_one_piece(connection):
             self._send()
             connection.execute(self.sql["announce_work" if self.has_work else "announce_events"], (self._nonce,))
             self.doubt = self._transaction
@@ -204,7 +204,7 @@ class PostgresDesk:
         """The answer to a statement, after everything that was written before it."""
         if not (self._queued or self._events or self._touched or self._spent):
             return self.connection.execute(self.sql[name], parameters, binary=True)
-        with self.connection.pipeline():
+        with _in_one_piece(self.connection):
             self._send()
             return self.connection.execute(self.sql[name], parameters, binary=True)
 
@@ -237,3 +237,22 @@ class PostgresDesk:
         self._events = []
         self._touched = {}
         self._spent = {}
+
+
+@contextlib.contextmanager
+def _in_one_piece(connection: Connection) -> Iterator[None]:
+    """Statements that travel together; raises the error of the first that failed, and the rest did not happen."""
+    first: psycopg.Error | None = None
+    try:
+        with connection.pipeline() as pipeline:
+            try:
+                yield
+            except psycopg.Error as error:
+                first = error
+                # Taken here, or the driver would log each statement that the failed one has stopped.
+                with contextlib.suppress(psycopg.Error):
+                    pipeline.sync()
+    except psycopg.Error as error:
+        raise first or error from None
+    if first is not None:
+        raise first

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
 from atlas.kernel.errors import Invalid, Unavailable
 from atlas.ledger.postgres_error import translate
@@ -51,6 +52,9 @@ class Link:
                     where=self.where,
                     code="server_too_old",
                 )
+            # Numbers always travel as bigint: with a type by size, each statement would be planned several times.
+            connection.adapters.register_dumper(int, Int8Dumper)
+            connection.adapters.register_dumper(int, Int8BinaryDumper)
             read_only = "on" if role == "reader" else "off"
             settings = (read_only, str(self._lock_ms), str(IDLE_MS), str(TRANSACTION_MS))
             connection.execute(self._sql["set_up"], settings)

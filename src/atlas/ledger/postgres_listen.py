@@ -63,7 +63,7 @@ class PostgresListener:
                 connection = self._connect()
                 self._ready.set()
                 if connection is None:
-                    select.select([self._wake_r], [], [], _PAUSE_S)
+                    self._wait(_PAUSE_S)
                     continue
                 try:
                     self._listen(connection)
@@ -94,7 +94,7 @@ class PostgresListener:
     def _listen(self, connection: Connection) -> None:
         session = connection.pgconn
         while not self._is_closing:
-            select.select([session.socket, self._wake_r], [], [])
+            self._wait(None, session.socket)
             session.consume_input()
             channels = set()
             while (note := session.notifies()) is not None:
@@ -102,3 +102,10 @@ class PostgresListener:
                     channels.add(note.relname.decode())
             if channels:
                 self._heard(WORK in channels)
+
+    def _wait(self, seconds: float | None, *sockets: int) -> None:
+        """Returns when one of the sockets has something to say, when this is to be closed, or when time is up."""
+        poll = select.poll()  # unlike select() it takes descriptors of any number
+        for descriptor in (self._wake_r, *sockets):
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(None if seconds is None else seconds * 1000)

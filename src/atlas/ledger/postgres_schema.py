@@ -23,7 +23,9 @@ def prepare(
     if _schema(connection, len(migrations), where) == len(migrations):
         return
     connection.execute(sql["begin"])
+    connection.execute(sql["take_time"])
     connection.execute(sql["lock_schema"])
+    connection.execute(sql["lock_writes"])
     # Looked up again behind the lock: another process may have migrated in between.
     found = _schema(connection, len(migrations), where)
     if found == 0:

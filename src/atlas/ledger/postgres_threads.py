@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 
 from atlas.kernel.errors import AtlasError
 from atlas.kernel.port import Clock
-from atlas.kernel.run import Append, Appended
 from atlas.ledger import postgres_schema
 from atlas.ledger.postgres_desk import PostgresDesk
 from atlas.ledger.postgres_error import translate
 from atlas.ledger.postgres_link import Link
 from atlas.ledger.postgres_listen import PostgresListener
 from atlas.ledger.postgres_session import ReadSession
-from atlas.ledger.postgres_writer import AppendWork, PostgresWriter
+from atlas.ledger.postgres_writer import PostgresWriter
 from atlas.ledger.reader import Readers
 from atlas.ledger.statement import load_migrations, load_statements
 from atlas.ledger.writer import News
@@ -61,10 +60,6 @@ class Threads:
         await self.readers.stop()
         await self.writer.stop()
         await asyncio.to_thread(self.listener.close)
-
-    def append(self, batch: Append) -> Awaitable[Appended]:
-        """Hands the batch to the writer."""
-        return self.writer.put(AppendWork(batch), is_lazy=batch.lazy)
 
     def _committed(self, news: News) -> None:
         self._heard(news is News.WORK)

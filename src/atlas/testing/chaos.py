@@ -15,13 +15,16 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import SystemRandom
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from atlas.testing.chaos_postgres import database
 from atlas.testing.chaos_site import Site
 from atlas.testing.chaos_storm import Outcome, Storm
+
+
+_SHOWN: Final = 50
 
 
 class ChaosReport(msgspec.Struct, frozen=True):
@@ -79,7 +82,7 @@ def main(
         ledgers=ledgers,
         seed=chosen,
         seconds=round(sum(outcome.seconds for outcome in outcomes), 1),
-        complaints=complaints,
+        complaints=complaints[:_SHOWN],
     )
 
 

@@ -1,42 +1,94 @@
-"""What a person does at a terminal beside a storm: answers what waits, and reads the record."""
+"""What a person does at a terminal beside a storm: submits runs, answers what waits, reads the record.
+
+The person works through the ledger like every other process and drives nothing.
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, Self
 
 import msgspec
 
+from atlas.control.agents import Agents, Options
 from atlas.control.history import bodies
-from atlas.control.host import Host
-from atlas.kernel.errors import Conflict, NotFound
-from atlas.kernel.event import Body
-from atlas.testing.chaos_site import Site
+from atlas.control.report import VerifyReport
+from atlas.control.signal import AnswerBody, ResolveBody
+from atlas.control.verify import verify_all
+from atlas.kernel.event import Body, EffectAsked, Payload
+from atlas.kernel.port import Ledger
+from atlas.kernel.run import TERMINAL, InboxItem, NewSignal, RunQuery, RunRow, RunState
+from atlas.testing.chaos_check import Order
+from atlas.testing.chaos_site import AGENT, Site, WallClock
+from atlas.vault.folder import FolderVault
+from atlas.vault.validate import compile_schema
+
+_UNENDED: Final[tuple[RunState, ...]] = ("queued", "running", "waiting", "in_doubt")
 
 
-async def answer_all(host: Host, site: Site) -> int:
-    """Approves what asks, and settles what is in doubt after a look outside; how many were answered."""
-    answered = 0
-    for entry in await host.inbox():
-        # Somebody else may have been faster, or the run is about to take the answer it has.
-        with suppress(Conflict, NotFound):
-            if entry.kind == "approval":
-                await host.answer(entry.run_id, entry.effect, approved=True)
+class Desk:
+    """One person's view of a site."""
+
+    def __init__(self, site: Site, ledger: Ledger) -> None:
+        vault = FolderVault(site.vault)
+        self.ledger = ledger
+        self._site = site
+        self._agents = Agents(vault, ledger, WallClock(), vault.config().execution, compile_schema, {})
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, site: Site) -> AsyncIterator[Self]:
+        """A desk for as long as the block lasts."""
+        async with site.ledger() as ledger:
+            yield cls(site, ledger)
+
+    async def submit(self, order: Order) -> str:
+        """Queues a run for the order."""
+        return (await self._agents.submit(AGENT, order.input(str(self._site.outside)), Options())).run_id
+
+    async def answer_all(self) -> None:
+        """Approves what asks, and settles what is in doubt after a look at the world outside."""
+        for item in await self.ledger.inbox():
+            # One id per question: an answer that the run has not taken yet is not given again.
+            signal_id = f"{item.kind}:{item.run_id}:{item.effect}:{item.created_us}"
+            if item.kind == "approval":
+                asked = msgspec.json.decode(item.body, type=EffectAsked)
+                body = msgspec.json.encode(AnswerBody(item.effect, asked.args_hash, approved=True))
+                await self.ledger.signal(NewSignal(signal_id, item.run_id, "answer", "owner", body))
             else:
-                key = f"{entry.run_id}/{entry.effect}"
-                ends = [line for line in site.lines() if line.key == key and line.mark == "end"]
-                if ends:
-                    await host.resolve(entry.run_id, entry.effect, "done", msgspec.json.encode(ends[0].result))
-                else:
-                    await host.resolve(entry.run_id, entry.effect, "not_done")
-            answered += 1
-    return answered
+                body = msgspec.json.encode(self._finding(item))
+                await self.ledger.signal(NewSignal(signal_id, item.run_id, "resolve", "owner", body))
 
+    async def rows(self, *states: RunState, roots_only: bool = False) -> list[RunRow]:
+        """The newest 500 runs in these states, or in any."""
+        return list((await self.ledger.runs(RunQuery(states=states, roots_only=roots_only, limit=500))).runs)
 
-async def all_bodies(host: Host) -> dict[str, list[Body]]:
-    """Everything on record, by run, in order."""
-    position, found = 0, dict[str, list[Body]]()
-    while page := await host.ledger.feed(position, 1000):
-        for event, body in bodies(page):
-            found.setdefault(event.run_id, []).append(body)
-        position = page[-1].position
-    return found
+    async def unended(self) -> list[RunRow]:
+        """Runs that have not ended."""
+        return await self.rows(*_UNENDED)
+
+    async def has_ended(self, run_id: str) -> bool:
+        """Whether the run has."""
+        return (await self.ledger.run(run_id)).state in TERMINAL
+
+    async def record(self) -> dict[str, list[Body]]:
+        """Everything on record, by run, in order."""
+        position, found = 0, dict[str, list[Body]]()
+        while page := await self.ledger.feed(position, 1000):
+            for event, body in bodies(page):
+                found.setdefault(event.run_id, []).append(body)
+            position = page[-1].position
+        return found
+
+    async def verify(self) -> VerifyReport:
+        """Recomputes every chain."""
+        return await verify_all(self.ledger)
+
+    def _finding(self, item: InboxItem) -> ResolveBody:
+        key = f"{item.run_id}/{item.effect}"
+        for line in self._site.lines():
+            if line.key == key and line.mark == "end":
+                result = msgspec.json.encode(line.result)
+                return ResolveBody(item.effect, "done", Payload(msgspec.Raw(result), size=len(result)))
+        return ResolveBody(item.effect, "not_done")

@@ -10,23 +10,15 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
-from atlas.control.agents import Agents
-from atlas.control.drive import Driver, DriverOptions, Owner, SlotPool
-from atlas.control.host import Host
-from atlas.control.world import World
-from atlas.engine.pool import WorkerPool
-from atlas.engine.process import is_alive, kill, process_of
 from atlas.kernel.port import Clock, Ledger
 from atlas.ledger.sqlite import SqliteLedger
-from atlas.vault.folder import FolderVault
-from atlas.vault.validate import compile_schema
 
 AGENT: Final = "chaos"
 # A dead owner of this machine is adopted at once; the lease only matters for one that is alive and silent.
@@ -105,43 +97,12 @@ class Site(msgspec.Struct, frozen=True):
         return True
 
     @asynccontextmanager
-    async def open(self, boundary: Callable[[str], None] = lambda _: None) -> AsyncIterator[Host]:
-        """The use cases of the vault, as a person at another terminal has them.
-
-        `boundary` is told the named points that this process crosses, should it drive a run.
-        """
-        clock = _WallClock()
-        vault = FolderVault(self.vault)
-        config = vault.config()
-        ledger = self._ledger(clock)
+    async def ledger(self) -> AsyncIterator[Ledger]:
+        """The open ledger of the vault."""
+        ledger = self._ledger(WallClock())
         await ledger.open()
         try:
-            async with WorkerPool() as workers:
-                agents = Agents(vault, ledger, clock, config.execution, compile_schema, {})
-                slots = SlotPool(config.execution.max_concurrent_agents)
-                world = World(
-                    ledger=ledger,
-                    clock=clock,
-                    agents=agents,
-                    executor=lambda _: workers,
-                    slots=slots,
-                    kill=kill,
-                    boundary=boundary,
-                )
-                owner = Owner(process_of(os.getpid()), clock.entropy(4).hex())
-                limits = config.execution
-                options = DriverOptions(owner, limits.lease_s, limits.max_concurrent_agents, ("",), is_alive)
-                driver = Driver(world, slots, options)
-                async with Host(
-                    ledger=ledger,
-                    vault=vault,
-                    config=config,
-                    clock=clock,
-                    agents=agents,
-                    driver=driver,
-                    executor=lambda _: workers,
-                ) as host:
-                    yield host
+            yield ledger
         finally:
             await ledger.close()
 
@@ -154,7 +115,7 @@ class Site(msgspec.Struct, frozen=True):
         return PostgresLedger(self.url, clock=clock, blobs=runtime / "blobs")
 
 
-class _WallClock:
+class WallClock:
     """The machine's clock and randomness."""
 
     def now_us(self) -> int:

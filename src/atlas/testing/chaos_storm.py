@@ -18,13 +18,11 @@ from typing import Final, assert_never
 
 import msgspec
 
-from atlas.control.host import Host
-from atlas.kernel.run import RunQuery, RunState
 from atlas.testing.chaos_check import Findings, Order, judge
-from atlas.testing.chaos_desk import all_bodies, answer_all
+from atlas.testing.chaos_desk import Desk
 from atlas.testing.chaos_driver import DriverProcess
 from atlas.testing.chaos_plan import AtPoint, AtRandom, InEffect, Strike, again, plan
-from atlas.testing.chaos_site import AGENT, Site
+from atlas.testing.chaos_site import Site
 
 _LANES: Final = 2
 _BACKLOG: Final = 6
@@ -35,7 +33,6 @@ _DEATH_S: Final = 5.0
 # What must happen to an effect first so that it is tried again, or probed.
 _SEQUELS: Final = {"redo": "once.before.worker", "probe": "probed.after.worker"}
 _CHILD: Final = ("look", "pair", "again", "probed", "once")
-_UNENDED: Final[tuple[RunState, ...]] = ("queued", "running", "waiting", "in_doubt")
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -66,27 +63,26 @@ class Storm:
         self._reported = 0
         self._moved_s = time.monotonic()
         self._complaints: list[str] = []
-        self._host: Host
+        self._desk: Desk
 
     async def run(self) -> Outcome:
         """Strikes as planned, lets the rest finish in peace, and judges."""
         began = time.monotonic()
-        async with self._site.open() as host:
-            self._host = host
+        async with Desk.open(self._site) as self._desk:
             async with asyncio.TaskGroup() as lanes:
                 for _ in range(_LANES):
                     lanes.create_task(self._lane())
             await self._calm()
-            events = await all_bodies(host)
-            verified = await host.verify(None)
+            record = await self._desk.record()
+            verified = await self._desk.verify()
         lines = self._site.lines()
-        findings = judge(events, lines, self._roots)
+        findings = judge(record, lines, self._roots)
         if left := await self._left_behind():
             self._complaints.append(f"processes were left behind: {left}")
         broken = [f"verify: {finding.message}" for finding in verified.findings]
         return Outcome(
             hits=self._all_hits(),
-            runs=len(events),
+            runs=len(record),
             findings=findings,
             is_chain_ok=verified.ok,
             seconds=time.monotonic() - began,
@@ -101,7 +97,7 @@ class Storm:
             await self._top_up()
             if not await self._strike(strike):
                 self._missed(strike)
-            await answer_all(self._host, self._site)
+            await self._desk.answer_all()
             self._progress()
 
     def _missed(self, strike: Strike) -> None:
@@ -183,12 +179,11 @@ class Storm:
     async def _top_up(self) -> None:
         if time.monotonic() - self._moved_s > _STALL_S:
             self._complaints.append(f"no run has come to an end or to a person for {_STALL_S:g} s")
-        page = await self._host.runs(RunQuery(roots_only=True, states=("queued", "running"), limit=_BACKLOG))
-        for _ in range(_BACKLOG - len(page.runs)):
+        waiting = await self._desk.rows("queued", "running", roots_only=True)
+        for _ in range(_BACKLOG - len(waiting)):
             order = self._next_order()
             self._moved_s = time.monotonic()
-            submitted = await self._host.submit(AGENT, order.input(str(self._site.outside)))
-            self._roots[submitted.run_id] = order
+            self._roots[await self._desk.submit(order)] = order
 
     def _next_order(self) -> Order:
         number = len(self._roots) + 1
@@ -202,12 +197,12 @@ class Storm:
             self._site.withdraw(order)
         deadline = time.monotonic() + _HANG_S
         while not self._complaints:
-            await answer_all(self._host, self._site)
-            page = await self._host.runs(RunQuery(states=_UNENDED, limit=500))
-            if not page.runs:
+            await self._desk.answer_all()
+            rows = await self._desk.unended()
+            if not rows:
                 return
             if time.monotonic() > deadline:
-                left = ", ".join(f"{row.run_id} {row.state}" for row in page.runs)
+                left = ", ".join(f"{row.run_id} {row.state}" for row in rows)
                 self._complaints.append(f"these runs do not come to an end: {left}")
                 return
             await self._end(await self._start(until_idle=True))

@@ -18,6 +18,7 @@ SEED = 20260101
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_nothing_acknowledged_is_missing_after_any_loss_of_power(strace: str, tmp_path: Path) -> None:
     replay = Replay(record(strace, tmp_path, ""), seed=SEED, samples=2)
     loss = next(replay.losses(), "")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import click
 import msgspec
 
 from atlas.cli.command import command
+from atlas.cli.failure import DONE
 from atlas.cli.item import items_of_tree, question
 from atlas.cli.shape import (
     EffectShape,
@@ -27,6 +28,7 @@ from atlas.control.payload import unpack
 from atlas.control.trace import EffectTrace, effects_of, timestamp
 from atlas.kernel.errors import ErrorRecord
 from atlas.kernel.event import Event, Logged, OutputCaptured, RunCreated, RunEnded
+from atlas.kernel.model import Image, Part, Text, Thinking, ToolCall, ToolResult
 from atlas.kernel.port import Ledger
 from atlas.kernel.run import PARKED, TERMINAL, RunRow
 
@@ -63,16 +65,51 @@ class Detail(msgspec.Struct, frozen=True):
 )
 @click.argument("run")
 @click.option("--events", is_flag=True, help="List every event with its number.")
+@click.option("--request", type=int, metavar="STEP", help="Show what the model saw at this step, and why.")
 @click.option(
     "--follow", is_flag=True, help="Print events as they happen until the run rests; with --json one per line."
 )
 @pass_terminal
-def show(terminal: Terminal, run: str, events: bool, follow: bool) -> int:
+def show(terminal: Terminal, run: str, events: bool, request: int | None, follow: bool) -> int:
     """Show one run: input, output, effects, printed text.
 
     RUN is an id, the beginning of one, or @last for the newest.
     """
+    if request is not None:
+        return terminal.run(_show_request(terminal, run, request))
     return terminal.run(_follow(terminal, run) if follow else _show(terminal, run, events))
+
+
+async def _show_request(terminal: Terminal, word: str, step: int) -> int:
+    async with terminal.open() as host:
+        row = await host.find_run(word)
+        built = await host.request(row.run_id, step)
+    if terminal.is_json:
+        terminal.emit(built)
+        return DONE
+    terminal.say(f"step {step} of {short(row.run_id)}: {built.tokens} tokens by estimate, to {built.request.model}")
+    for choice in built.choices:
+        terminal.say(f"  {choice.tokens:>6}  {choice.grade:<8}  {choice.block}")
+    for text in built.request.system:
+        terminal.say(f"\n--- system\n{clean(text)}")
+    for message in built.request.messages:
+        terminal.say(f"\n--- {message.role}")
+        for part in message.parts:
+            terminal.say(clean(_part_text(part)))
+    return DONE
+
+
+def _part_text(part: Part) -> str:
+    match part:
+        case ToolCall():
+            return f"call {part.name}({part.args})"
+        case Image():
+            return f"[{part.media_type} {part.name}]"
+        case Thinking():
+            return f"(thinking) {part.text}"
+        case Text() | ToolResult():
+            return part.text
+    assert_never(part)
 
 
 async def _show(terminal: Terminal, word: str, with_events: bool) -> int:

@@ -31,6 +31,11 @@ SELECT pg_advisory_xact_lock(1635019891, 1);
 -- name: lock_schema
 SELECT pg_advisory_xact_lock(1635019891, 2);
 
+-- For a migration, which may take as long as the tables are large.
+-- name: take_time
+SELECT set_config(name, '0', true) FROM pg_settings
+WHERE name IN ('transaction_timeout', 'idle_in_transaction_session_timeout');
+
 -- name: moment
 SELECT now_us(), (SELECT coalesce(max(position), 0) FROM event), pg_current_xact_id()::text;
 

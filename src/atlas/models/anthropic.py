@@ -1,0 +1,183 @@
+"""The messages wire: what Anthropic and the servers that imitate it speak.
+
+The body is joined from bytes that were made once per message, tool list and system text; the marks for the prompt
+cache (system, tools, the message at `cache_at`) are set into those bytes. `Request.output_schema` is not sent: this
+wire has no answer format that every server knows, so the caller offers a final tool instead.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+
+from atlas.kernel.model import (
+    Image,
+    LoadBlob,
+    Message,
+    ModelError,
+    OnDelta,
+    Part,
+    Reply,
+    Request,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+)
+from atlas.kernel.port import Clock
+from atlas.models.anthropic_reply import AnthropicReading
+from atlas.models.encoding import Encodings
+from atlas.models.http import Http, Target
+from atlas.models.wire import converse
+
+BASE_URL = "https://api.anthropic.com"
+VERSION = "2023-06-01"
+_MARK = b',"cache_control":{"type":"ephemeral"}'
+_CHOICES = {"auto": "auto", "none": "none", "required": "any"}
+_json = msgspec.json.encode
+
+
+class AnthropicModel:
+    """Asks the models of one server that speaks the messages wire."""
+
+    def __init__(
+        self,
+        http: Http,
+        clock: Clock,
+        load_blob: LoadBlob,
+        *,
+        name: str = "anthropic",
+        base_url: str = BASE_URL,
+        key: str = "",
+        stream: bool = True,
+    ) -> None:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "atlas-agents"}
+        headers |= {"Accept": "text/event-stream" if stream else "application/json", "anthropic-version": VERSION}
+        if key:
+            headers["x-api-key"] = key
+        base = base_url.rstrip("/")
+        self._target = Target(name, f"{base}/messages" if base.endswith("/v1") else f"{base}/v1/messages", headers)
+        self._http = http
+        self._clock = clock
+        self._load_blob = load_blob
+        self._stream = stream
+        self._encodings = Encodings()
+
+    async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
+        """The reply, with deltas on the way; raises ModelError."""
+        body = await self.body(request)
+        reading = AnthropicReading(request, on_delta, self._target.name)
+        return await converse(self._http, self._target, body, reading, self._clock)
+
+    async def close(self) -> None:
+        """Nothing: the connections belong to the pool."""
+
+    async def body(self, request: Request) -> bytes:
+        """The bytes that are sent: the same for equal requests."""
+        try:
+            head = [self._settings(request)]
+            if any(request.system):
+                head.append(self._system(request.system))
+            if request.tools:
+                head.append(self._tools(request))
+            messages = await self._messages(request)
+        except UnicodeEncodeError:
+            raise ModelError("invalid", "the request holds text that is not valid Unicode") from None
+        return b"".join((b"{", b",".join(head), b',"messages":[', b",".join(messages), b"]}"))
+
+    def _settings(self, request: Request) -> bytes:
+        fields: dict[str, Any] = {"model": request.model, "max_tokens": request.max_output_tokens}
+        if self._stream:
+            fields["stream"] = True
+        if request.temperature is not None:
+            fields["temperature"] = request.temperature
+        if request.tools and request.tool_choice != "auto":
+            fields["tool_choice"] = {"type": _CHOICES[request.tool_choice]}
+        return _json(fields)[1:-1]
+
+    def _system(self, system: tuple[str, ...]) -> bytes:
+        found = self._encodings.find(system)
+        if found is not None:
+            return found
+        blocks = _json([{"type": "text", "text": text} for text in system if text])
+        return self._encodings.keep(system, b"".join((b'"system":', blocks[:-2], _MARK, b"}]")))
+
+    def _tools(self, request: Request) -> bytes:
+        key = tuple((tool.name, tool.description, bytes(tool.schema)) for tool in request.tools)
+        found = self._encodings.find(key)
+        if found is not None:
+            return found
+        tools = [
+            {"name": tool.name, "description": tool.description, "input_schema": tool.schema} for tool in request.tools
+        ]
+        return self._encodings.keep(key, b"".join((b'"tools":', _json(tools)[:-2], _MARK, b"}]")))
+
+    async def _messages(self, request: Request) -> list[bytes]:
+        find = self._encodings.find
+        messages = []
+        for number, message in enumerate(request.messages, 1):
+            data = find(message)
+            if data is None:
+                data = self._encodings.keep(message, await self._message(message))
+            if not data:
+                continue
+            if number == request.cache_at and not isinstance(message.parts[-1], Thinking):
+                # Every message ends in `}]}`, the end of its last block; thoughts may not be marked.
+                data = b"".join((data[:-3], _MARK, b"}]}"))
+            messages.append(data)
+        return messages
+
+    async def _message(self, message: Message) -> bytes:
+        """The wire message; nothing when no part of it may be sent."""
+        results = [part for part in message.parts if isinstance(part, ToolResult)]
+        others = [part for part in message.parts if not isinstance(part, ToolResult)]
+        blocks = [await self._block(part) for part in (*results, *others)]  # results must come first
+        content = [block for block in blocks if block is not None]
+        return _json({"role": message.role, "content": content}) if content else b""
+
+    async def _block(self, part: Part) -> dict[str, Any] | None:
+        match part:
+            case Text():
+                return {"type": "text", "text": part.text} if part.text.strip() else None  # empty ones are refused
+            case Thinking(redacted=redacted) if redacted:
+                return {"type": "redacted_thinking", "data": redacted}
+            case Thinking():
+                # Without its signature a thought is refused; it came from another provider.
+                whole = {"type": "thinking", "thinking": part.text, "signature": part.signature}
+                return whole if part.signature else None
+            case ToolCall():
+                return {"type": "tool_use", "id": part.id, "name": part.name, "input": _input(part.args)}
+            case ToolResult():
+                result: dict[str, Any] = {"type": "tool_result", "tool_use_id": part.id}
+                if part.text.strip():
+                    result["content"] = part.text
+                if part.is_error:
+                    result["is_error"] = True
+                return result
+            case Image():
+                return await self._file(part)
+
+    async def _file(self, image: Image) -> dict[str, Any]:
+        data = await self._load_blob(image.blob)
+        source = {"type": "base64", "media_type": image.media_type, "data": base64.b64encode(data).decode()}
+        if image.media_type.startswith("image/"):
+            return {"type": "image", "source": source}
+        if image.media_type.startswith("text/"):
+            source = {"type": "text", "media_type": "text/plain", "data": data.decode("utf-8", "replace")}
+        elif image.media_type != "application/pdf":
+            what = f"{image.media_type} ({image.name or image.blob})"
+            raise ModelError("invalid", f"{self._target.name} cannot be sent {what}")
+        return {"type": "document", "source": source} | ({"title": image.name} if image.name else {})
+
+
+def _input(args: str) -> msgspec.Raw | dict[str, str]:
+    """The arguments as the object this wire wants; what is none is shown as it was written."""
+    data = args.encode()
+    try:
+        if isinstance(msgspec.json.decode(data), dict):
+            return msgspec.Raw(data)
+    except msgspec.DecodeError:
+        pass
+    return {"malformed": args}

@@ -1,0 +1,45 @@
+"""How many tokens something probably was, for when a provider does not say.
+
+Rather too many than too few, because budgets are settled by it: three bytes to a token, where four are usual.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from atlas.kernel.model import Image, Message, Request, Text, Thinking, ToolCall, ToolResult, Usage
+
+BYTES_PER_TOKEN = 3
+IMAGE_BYTES = 1_600 * BYTES_PER_TOKEN  # what providers count for a large picture
+
+
+def estimate(request: Request, bytes_out: int = 0) -> Usage:
+    """What a request used whose provider told nothing, with the bytes of the answer that arrived."""
+    size = sum(_bytes(text) for text in request.system)
+    size += sum(_bytes(tool.name) + _bytes(tool.description) + len(bytes(tool.schema)) for tool in request.tools)
+    size += sum(_size(message) for message in request.messages)
+    return Usage(tokens_in=tokens(size), tokens_out=tokens(bytes_out), is_estimated=True)
+
+
+def tokens(size: int) -> int:
+    """The tokens that `size` bytes of text may be."""
+    return -(-size // BYTES_PER_TOKEN)
+
+
+def _size(message: Message) -> int:
+    size = 0
+    for part in message.parts:
+        match part:
+            case Text(text=text) | Thinking(text=text) | ToolResult(text=text):
+                size += _bytes(text)
+            case ToolCall():
+                size += _bytes(part.name) + _bytes(part.args)
+            case Image():
+                size += IMAGE_BYTES
+            case _:
+                assert_never(part)
+    return size
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

@@ -1,0 +1,188 @@
+"""The chat completions wire: what OpenAI, and nearly every server that serves open models, speaks.
+
+The body is joined from bytes that were made once per message, tool list and system text. `Request.output_schema`
+becomes a native `response_format`. A message's tool results come out before its other parts, because this wire
+wants them right after the calls they answer.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from atlas.kernel.model import (
+    Image,
+    LoadBlob,
+    Message,
+    ModelError,
+    OnDelta,
+    Reply,
+    Request,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+)
+from atlas.kernel.port import Clock
+from atlas.models.encoding import Encodings
+from atlas.models.http import Http, Target
+from atlas.models.openai_reply import OpenAIReading
+from atlas.models.strict import is_strict
+from atlas.models.wire import converse
+
+BASE_URL = "https://api.openai.com/v1"
+_json = msgspec.json.encode
+
+
+class OpenAIModel:
+    """Asks the models of one server that speaks chat completions.
+
+    OpenAI's own servers want `max_completion_tokens` and take no foreign fields; all others get `max_tokens`, and
+    their own `reasoning_content` back with the tool calls it led to.
+    """
+
+    def __init__(
+        self,
+        http: Http,
+        clock: Clock,
+        load_blob: LoadBlob,
+        *,
+        name: str = "openai",
+        base_url: str = BASE_URL,
+        key: str = "",
+        stream: bool = True,
+    ) -> None:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "atlas-agents"}
+        headers["Accept"] = "text/event-stream" if stream else "application/json"
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        host = urlsplit(base_url).hostname or ""
+        self._is_openai = host.endswith((".openai.com", ".openai.azure.com"))
+        self._target = Target(name, base_url.rstrip("/") + "/chat/completions", headers)
+        self._http = http
+        self._clock = clock
+        self._load_blob = load_blob
+        self._stream = stream
+        self._encodings = Encodings()
+
+    async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
+        """The reply, with deltas on the way; raises ModelError."""
+        body = await self.body(request)
+        reading = OpenAIReading(request, on_delta, self._target.name)
+        return await converse(self._http, self._target, body, reading, self._clock)
+
+    async def close(self) -> None:
+        """Nothing: the connections belong to the pool."""
+
+    async def body(self, request: Request) -> bytes:
+        """The bytes that are sent: the same for equal requests."""
+        try:
+            head = [self._settings(request)]
+            messages = [self._system(request.system)] if request.system else []
+            find = self._encodings.find
+            for message in request.messages:
+                data = find(message)
+                if data is None:
+                    data = self._encodings.keep(message, await self._message(message))
+                if data:
+                    messages.append(data)
+        except UnicodeEncodeError:
+            raise ModelError("invalid", "the request holds text that is not valid Unicode") from None
+        if request.tools:
+            head.append(self._tools(request))
+        if request.output_schema is not None:
+            head.append(self._format(request.output_schema))
+        return b"".join((b"{", b",".join(head), b',"messages":[', b",".join(messages), b"]}"))
+
+    def _settings(self, request: Request) -> bytes:
+        limit = "max_completion_tokens" if self._is_openai else "max_tokens"
+        fields: dict[str, Any] = {"model": request.model, limit: request.max_output_tokens}
+        if self._stream:
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        if request.temperature is not None:
+            fields["temperature"] = request.temperature
+        if request.tools and request.tool_choice != "auto":
+            fields["tool_choice"] = request.tool_choice
+        return _json(fields)[1:-1]
+
+    def _system(self, system: tuple[str, ...]) -> bytes:
+        return self._encodings.find(system) or self._encodings.keep(
+            system, _json({"role": "system", "content": "\n\n".join(system)})
+        )
+
+    def _tools(self, request: Request) -> bytes:
+        key = tuple((tool.name, tool.description, bytes(tool.schema)) for tool in request.tools)
+        found = self._encodings.find(key)
+        if found is not None:
+            return found
+        tools = [
+            {
+                "type": "function",
+                "function": {"name": tool.name, "description": tool.description, "parameters": tool.schema},
+            }
+            for tool in request.tools
+        ]
+        return self._encodings.keep(key, b'"tools":' + _json(tools))
+
+    def _format(self, schema: msgspec.Raw) -> bytes:
+        key = ("output", bytes(schema))
+        found = self._encodings.find(key)
+        if found is not None:
+            return found
+        wanted = {"name": "output", "schema": schema, "strict": is_strict(msgspec.json.decode(schema))}
+        return self._encodings.keep(key, b'"response_format":' + _json({"type": "json_schema", "json_schema": wanted}))
+
+    async def _message(self, message: Message) -> bytes:
+        """The wire messages that `message` becomes, joined by commas."""
+        if message.role == "assistant":
+            return _json(self._assistant(message))
+        results, content = [], []
+        for part in message.parts:
+            match part:
+                case ToolResult():
+                    results.append(_json({"role": "tool", "tool_call_id": part.id, "content": part.text}))
+                case Text():
+                    content.append({"type": "text", "text": part.text})
+                case Image():
+                    content.append(await self._file(part))
+                case Thinking() | ToolCall():
+                    pass  # a user neither thinks nor calls
+        match content:
+            case []:
+                pass
+            case [{"type": "text", "text": str(text)}]:
+                results.append(_json({"role": "user", "content": text}))
+            case _:
+                results.append(_json({"role": "user", "content": content}))
+        return b",".join(results)
+
+    def _assistant(self, message: Message) -> dict[str, Any]:
+        text = "".join(part.text for part in message.parts if isinstance(part, Text))
+        calls = [
+            {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": part.args}}
+            for part in message.parts
+            if isinstance(part, ToolCall)
+        ]
+        wire: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
+        if calls:
+            wire["tool_calls"] = calls
+            thought = "".join(p.text for p in message.parts if isinstance(p, Thinking) and not p.signature)
+            if thought and not self._is_openai:
+                wire["reasoning_content"] = thought
+        return wire
+
+    async def _file(self, image: Image) -> dict[str, Any]:
+        data = await self._load_blob(image.blob)
+        if image.media_type.startswith("text/"):
+            return {"type": "text", "text": f"{image.name or 'file'}:\n{data.decode('utf-8', 'replace')}"}
+        url = f"data:{image.media_type};base64,{base64.b64encode(data).decode()}"
+        if image.media_type.startswith("image/"):
+            return {"type": "image_url", "image_url": {"url": url}}
+        if image.media_type == "application/pdf":
+            return {"type": "file", "file": {"filename": image.name or "file.pdf", "file_data": url}}
+        raise ModelError(
+            "invalid", f"{self._target.name} cannot be sent {image.media_type} ({image.name or image.blob})"
+        )

@@ -1,0 +1,229 @@
+"""Reading a chat completions answer, streamed or whole, from servers that take liberties with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from atlas.kernel.model import Delta, ModelError, OnDelta, Part, Reply, Request, StopReason, Text, Thinking, Usage
+from atlas.models.estimate import estimate
+from atlas.models.failure import complaint_from, stream_failure
+from atlas.models.wire import settled_stop, unique_ids
+
+_NOTHING = msgspec.Raw(b"null")
+_STOPS: Mapping[str, StopReason] = {
+    "length": "length",
+    "max_tokens": "length",
+    "model_length": "length",
+    "tool_calls": "tool_call",
+    "function_call": "tool_call",
+    "content_filter": "filter",
+}
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Piece(msgspec.Struct):
+    type: str = ""
+    text: str = ""
+
+
+class _Words(msgspec.Struct):
+    """A message or a piece of one."""
+
+    content: str | list[_Piece] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int | None = 0
+    delta: _Words | None = None
+    message: _Words | None = None
+    finish_reason: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    """A chunk of a stream, or a whole answer."""
+
+    model: str | None = None
+    choices: list[_Choice] | None = None
+    usage: msgspec.Raw = _NOTHING
+    error: msgspec.Raw = _NOTHING
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = 0
+    cache_write_tokens: int | None = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int | None = 0
+    prompt_tokens_details: _Details | None = None
+    prompt_cache_hit_tokens: int | None = 0
+
+
+class _Draft:
+    """A tool call whose arguments are still coming."""
+
+    def __init__(self, given: str, name: str) -> None:
+        self.id = given
+        self.name = name
+        self.args: list[str] = []
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+_USAGE = msgspec.json.Decoder(_Usage)
+
+
+class OpenAIReading:
+    """Collects an answer piece by piece."""
+
+    def __init__(self, request: Request, on_delta: OnDelta, name: str) -> None:
+        self.is_done = False
+        self.is_whole = False
+        self._request = request
+        self._on_delta = on_delta
+        self._name = name
+        self._model = request.model
+        self._text: list[str] = []
+        self._thinking: list[str] = []
+        self._refusal: list[str] = []
+        self._drafts: list[_Draft] = []
+        self._by_index: dict[int, _Draft] = {}
+        self._finish = ""
+        self._usage: Usage | None = None
+
+    def event(self, data: bytes) -> None:
+        """Takes one chunk of a stream."""
+        if data == b"[DONE]":
+            self.is_done = True
+            return
+        self._take(_ANSWER.decode(data))
+
+    def whole(self, data: bytes) -> None:
+        """Takes an answer that came in one piece."""
+        answer = _ANSWER.decode(data)
+        self._take(answer)
+        if not answer.choices:
+            raise msgspec.DecodeError("an answer without choices")
+        self.is_done = True
+
+    def used(self) -> Usage:
+        """As the server said, else estimated from what was sent and what came."""
+        if self._usage is not None:
+            return self._usage
+        pieces = (*self._text, *self._thinking, *(piece for draft in self._drafts for piece in draft.args))
+        return estimate(self._request, sum(len(piece.encode(errors="surrogatepass")) for piece in pieces))
+
+    def reply(self) -> Reply:
+        """The answer, thoughts first and calls last."""
+        parts: list[Part] = []
+        if self._thinking:
+            parts.append(Thinking("".join(self._thinking)))
+        text = "".join(self._text or self._refusal)
+        if text:
+            parts.append(Text(text))
+        calls = [(draft.id, draft.name, "".join(draft.args)) for draft in self._drafts]
+        parts += unique_ids(calls, self._request.step)
+        stop = "refusal" if self._refusal else settled_stop(_STOPS.get(self._finish, "end"), len(calls))
+        return Reply(tuple(parts), stop, self.used(), self._model)
+
+    def _take(self, answer: _Answer) -> None:
+        if answer.error != _NOTHING:
+            raise self._failure(answer.error)
+        if answer.model:
+            self._model = answer.model
+        if answer.usage != _NOTHING:
+            self._usage = _usage(answer.usage) or self._usage
+        for choice in answer.choices or ():
+            if choice.index:
+                continue  # one answer was asked for
+            words = choice.delta or choice.message
+            if words is not None:
+                self._hear(words)
+            if choice.finish_reason:
+                self._finish = choice.finish_reason
+                self.is_whole = True
+
+    def _hear(self, words: _Words) -> None:
+        if thought := words.reasoning_content or words.reasoning:
+            self._thinking.append(thought)
+            self._say("thinking", thought)
+        if content := words.content:
+            text = content if isinstance(content, str) else "".join(p.text for p in content if p.type == "text")
+            self._text.append(text)
+            self._say("text", text)
+        if words.refusal:
+            self._refusal.append(words.refusal)
+            self._say("text", words.refusal)
+        for call in words.tool_calls or ():
+            self._call(call)
+
+    def _say(self, kind: Literal["text", "thinking", "tool"], text: str) -> None:
+        self._on_delta(Delta(kind, text, self._request.attempt))
+
+    def _call(self, call: _Call) -> None:
+        draft = self._draft(call)
+        args = call.function.arguments
+        if isinstance(args, dict):  # some servers send the object instead of its text
+            args = msgspec.json.encode(args).decode()
+        if args:
+            draft.args.append(args)
+
+    def _draft(self, call: _Call) -> _Draft:
+        """The call that this piece belongs to: a new one for a new index, or for a new id under a known index."""
+        name = call.function.name or ""
+        known = self._known(call)
+        if known is None or (call.id and known.id and call.id != known.id):
+            known = _Draft(call.id or "", name)
+            self._drafts.append(known)
+            if call.index is not None:
+                self._by_index[call.index] = known
+            self._say("tool", name)
+        elif name and not known.name:
+            known.name = name
+        return known
+
+    def _known(self, call: _Call) -> _Draft | None:
+        if call.index is not None:
+            return self._by_index.get(call.index)
+        # Without an index an id or a name begins a call, and a piece without either goes on with the last one.
+        if call.id or call.function.name:
+            return next((draft for draft in self._drafts if call.id and draft.id == call.id), None)
+        return self._drafts[-1] if self._drafts else None
+
+    def _failure(self, error: msgspec.Raw) -> ModelError:
+        begun = bool(self._text or self._thinking or self._drafts)
+        complaint = complaint_from(msgspec.json.decode(error))
+        return stream_failure(self._name, complaint, self.used() if begun else self._usage)
+
+
+def _usage(data: msgspec.Raw) -> Usage | None:
+    """What the server counted; None when it cannot be made sense of."""
+    try:
+        said = _USAGE.decode(data)
+    except msgspec.DecodeError:
+        return None
+    details = said.prompt_tokens_details or _Details()
+    tokens_in = max(0, said.prompt_tokens)
+    tokens_out = max(0, said.completion_tokens or 0)
+    if not tokens_in and not tokens_out:
+        return None
+    cached = min(tokens_in, max(0, details.cached_tokens or said.prompt_cache_hit_tokens or 0))
+    written = min(tokens_in - cached, max(0, details.cache_write_tokens or 0))
+    return Usage(tokens_in, tokens_out, cached, written)
