@@ -140,6 +140,7 @@ def summary(terminal: Terminal, report: RunReport) -> str:
         count(tokens, "token"),
         count(report.steps, "step"),
         duration(report.duration_ms * 1000),
+        *report.models,
         short(report.run_id),
     ]
     return "  ".join([terminal.state(report.state), *facts])

@@ -242,7 +242,14 @@ class Attempt:
         call = self._under_way(message.id)
         self._world.boundary("receipt.before")
         result = inline(message.result) or await pack(self._world.ledger, message.result)
-        receipt = EffectReceived(call, result, message.error, duration_us=message.duration_us, spend=message.spend)
+        receipt = EffectReceived(
+            call,
+            result,
+            message.error,
+            duration_us=message.duration_us,
+            spend=message.spend,
+            model=message.model,
+        )
         self._remember(receipt)
         self._record.write(receipt, lazy=True, spend=STEP_SPEND.plus(message.spend))
         self._world.boundary("receipt.written")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ import msgspec
 from atlas.control.agents import Agents, Options
 from atlas.control.delta import Deltas
 from atlas.control.drive import Driver
-from atlas.control.history import created_of, load
+from atlas.control.history import History, created_of, load
 from atlas.control.payload import pack, unpack
 from atlas.control.prompt import Prompts
 from atlas.control.replay import replay_run
@@ -28,6 +28,7 @@ from atlas.kernel.event import (
     Body,
     EffectAsked,
     EffectIntended,
+    EffectReceived,
     EffectResolved,
     Event,
     ForkPoint,
@@ -193,8 +194,8 @@ class Host:
     async def report(self, run_id: str) -> RunReport:
         """A run's result as every surface shows it; cost and steps include its children."""
         row = await self.ledger.run(run_id)
-        state = (await load(self.ledger, run_id)).state
-        ended = state.ended
+        history = await load(self.ledger, run_id)
+        state, ended = history.state, history.state.ended
         output = await unpack(self.ledger, ended.output) if ended is not None else NULL.json
         spend = row.spend
         if state.children:
@@ -212,6 +213,7 @@ class Host:
             steps=spend.steps,
             duration_ms=((row.ended_us or self.clock.now_us()) - row.created_us) // 1000,
             error=ended.error if ended is not None else None,
+            models=tuple(dict.fromkeys(_models(history))),
         )
 
     async def tree(self, row: RunRow) -> AsyncIterator[RunRow]:
@@ -373,6 +375,12 @@ class Host:
 
     def _signal_id(self) -> str:
         return new_id(SIGNAL, self.clock.now_us(), self.clock.entropy(10))
+
+
+def _models(history: History) -> Iterator[str]:
+    for recorded in history.answers.values():
+        if isinstance(recorded, EffectReceived) and recorded.model:
+            yield recorded.model
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

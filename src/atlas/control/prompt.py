@@ -71,6 +71,14 @@ class Asker(Protocol):
         ...
 
 
+class Effected(msgspec.Struct, frozen=True):
+    """What performing an effect gave, and what it used."""
+
+    result: bytes
+    spend: Spend = NO_SPEND
+    model: str = ""
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """What a tool call came to."""
 
@@ -401,9 +409,10 @@ class PromptCode:
                 code="request_not_reproducible",
             )
 
-    async def _perform_ask(self, request: Request) -> tuple[bytes, Spend]:
+    async def _perform_ask(self, request: Request) -> Effected:
         asked = await self._prompts.asker.ask(request.model, request, self._prompts.on_delta(self._job.run_id))
-        return _ENCODER.encode(asked), spend_of(asked.attempts)
+        label = f"{asked.model} (scripted)" if asked.reply.is_scripted else asked.model
+        return Effected(_ENCODER.encode(asked), spend_of(asked.attempts), label)
 
     # Tools
 
@@ -431,9 +440,9 @@ class PromptCode:
         args = call.args.encode() or b"{}"
         effect = f"tool:{step}.{number}:{call.name}"
 
-        async def perform(key: str) -> tuple[bytes, Spend]:
+        async def perform(key: str) -> Effected:
             outcome = await tool.perform(args, key)
-            return _ENCODER.encode(outcome), NO_SPEND
+            return Effected(_ENCODER.encode(outcome))
 
         try:
             raw = await self._call(effect, "tool", call.name, args, tool.effect_class, perform, tool.idempotent)
@@ -451,7 +460,7 @@ class PromptCode:
         name: str,
         args: bytes,
         effect_class: EffectClass,
-        perform: Callable[[str], Awaitable[tuple[bytes, Spend]]],
+        perform: Callable[[str], Awaitable[Effected]],
         idempotent: bool = False,
     ) -> bytes:
         """The outcome of an effect: from the record, or performed once its intent is durable."""
@@ -473,17 +482,19 @@ class PromptCode:
                 raise Cancelled("the effect is in doubt")
         raise Fault(f"nothing was said about {effect}", code="no_answer")
 
-    async def _perform(self, number: int, key: str, perform: Callable[[str], Awaitable[tuple[bytes, Spend]]]) -> bytes:
+    async def _perform(self, number: int, key: str, perform: Callable[[str], Awaitable[Effected]]) -> bytes:
         began_us = self._prompts.clock.now_us()
         try:
-            result, spend = await perform(key)
+            done = await perform(key)
         except AtlasError as error:
             spent = spend_of(error.attempts) if isinstance(error, ModelError) else NO_SPEND
             took_us = self._since(began_us)
             self._receive(Performed(number, error=error.record(), duration_us=took_us, spend=spent))
             raise
-        self._receive(Performed(number, msgspec.Raw(result), duration_us=self._since(began_us), spend=spend))
-        return result
+        took_us = self._since(began_us)
+        result = msgspec.Raw(done.result)
+        self._receive(Performed(number, result, duration_us=took_us, spend=done.spend, model=done.model))
+        return done.result
 
     def _since(self, began_us: int) -> int:
         return self._prompts.clock.now_us() - began_us
@@ -532,7 +543,7 @@ def _bare_json(text: str) -> bytes:
     return bare.encode()
 
 
-async def _never(key: str) -> tuple[bytes, Spend]:
+async def _never(key: str) -> Effected:
     raise Fault("a recorded model call was about to be asked again", code="asked_twice")
 
 

@@ -32,6 +32,7 @@ class RunReport(msgspec.Struct, frozen=True):
     steps: int
     duration_ms: int
     error: ErrorRecord | None
+    models: tuple[str, ...] = ()
 
 
 class Result(msgspec.Struct, frozen=True):

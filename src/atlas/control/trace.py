@@ -160,7 +160,7 @@ def fold(run_id: str, rows: Sequence[RunRow], events: Mapping[str, Sequence[Even
     facts = {row.run_id: list(bodies(events.get(row.run_id, ()))) for row in rows}
     span = _run_span(by_id[run_id], by_id, facts, now_us)
     inside = sorted(_runs_in(span), key=lambda part: (part.started_us, part.run_id))
-    steps = tuple(_step(part, by_id[part.run_id]) for part in inside)
+    steps = tuple(_step(part, by_id[part.run_id], _model(facts[part.run_id])) for part in inside)
     spends = [by_id[part.run_id].spend for part in inside]
     row = by_id[run_id]
     trace = Trace(
@@ -352,12 +352,18 @@ def _runs_in(span: Span) -> Iterable[Span]:
         yield from _runs_in(child)
 
 
-def _step(span: Span, row: RunRow) -> TraceStep:
+def _step(span: Span, row: RunRow, model: str | None) -> TraceStep:
     return TraceStep(
         agent=row.agent,
-        model_used=None,
+        model_used=model,
         tokens_in=row.spend.tokens_in,
         tokens_out=row.spend.tokens_out,
         latency_ms=max(0, span.ended_us - span.started_us) // 1000,
         status=status_of(row.state),
     )
+
+
+def _model(facts: Iterable[tuple[Event, Body]]) -> str | None:
+    """The model that answered last."""
+    names = [body.model for _, body in facts if isinstance(body, EffectReceived) and body.model]
+    return names[-1] if names else None

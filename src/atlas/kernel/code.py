@@ -65,6 +65,7 @@ class Performed(msgspec.Struct, frozen=True, tag="performed"):
     error: ErrorRecord | None = None
     duration_us: int = 0
     spend: Spend = NO_SPEND
+    model: str = ""
 
 
 class Probed(msgspec.Struct, frozen=True, tag="probed"):

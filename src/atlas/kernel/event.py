@@ -135,7 +135,10 @@ class EffectIntended(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EffectReceived(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the world answered. `source` says who knows: the performer, a probe, a person or a child run."""
+    """What the world answered. `source` says who knows: the performer, a probe, a person or a child run.
+
+    `model` names the model that answered, `provider:model`, and says so when it was a script.
+    """
 
     effect: str
     result: Payload = NULL
@@ -143,6 +146,7 @@ class EffectReceived(msgspec.Struct, frozen=True, omit_defaults=True):
     source: Literal["performed", "probed", "person", "child"] = "performed"
     duration_us: int = 0
     spend: Spend = NO_SPEND
+    model: str = ""
 
 
 class EffectRefused(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -120,6 +120,7 @@ def test_json_prints_exactly_one_report_and_nothing_else(atlas: Any) -> None:
         "steps",
         "duration_ms",
         "error",
+        "models",
     ]
     assert result.stderr == ""
 

@@ -73,6 +73,8 @@ def test_every_error_survives_as_a_record() -> None:
     while pending:
         cls = pending.pop()
         pending += cls.__subclasses__()
+        if cls.__module__ != AtlasError.__module__:
+            continue
         error = from_record(cls("what", hint="do this", where="a:1:2").record())
         assert type(error) is cls
         assert (error.message, error.hint, error.where) == ("what", "do this", "a:1:2")
