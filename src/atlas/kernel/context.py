@@ -232,9 +232,10 @@ def _tail(turn: Turn, live: Live, budget: int) -> tuple[str, tuple[Choice, ...]]
 def _lines_block(name: str, title: str, lines: tuple[str, ...], priority: int, handle: str, rate: float) -> Block:
     """Lines of which the newest are kept longest."""
     views: list[View] = []
-    shares: tuple[tuple[Grade, int], ...] = (("full", len(lines)), ("excerpt", len(lines) // 2), ("digest", 3))
+    half = len(lines) // 2
+    shares: tuple[tuple[Grade, int], ...] = (("full", len(lines)), ("excerpt", half), ("digest", min(3, half - 1)))
     for grade, kept in shares:
-        if views and kept >= len(lines):
+        if views and kept < 1:
             continue
         text = title + "\n".join(lines[-kept:] if kept else ())
         views.append(View(grade, text, count(text, rate)))
