@@ -80,6 +80,18 @@ def test_a_transaction_rolled_back_leaves_no_gap(pg_database: str, tmp_path: Pat
     asyncio.run(check())
 
 
+def test_a_row_locked_by_hand_does_not_stop_the_queue(pg_database: str, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with open_scene(pg_database, tmp_path) as scene:
+            first, second = await scene.submit(), await scene.submit()
+            with psycopg.connect(pg_database) as admin:
+                admin.execute("SELECT 1 FROM atlas.run WHERE run_id = %s FOR UPDATE", (first.run_id,))
+                assert await scene.claim_ids(limit=5) == [second.run_id]
+            assert await scene.claim_ids(limit=5) == [first.run_id]
+
+    asyncio.run(check())
+
+
 @pytest.mark.slow
 def test_a_process_that_stops_inside_a_transaction_does_not_stop_the_others(pg_database: str, tmp_path: Path) -> None:
     async def check() -> None:

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import msgspec
 import psycopg
 from msgspec.structs import astuple
 
@@ -27,6 +28,13 @@ _COUNTED: Final = frozenset({"consume_signal", "insert_signal", "renew_lease", "
 _CHANGE_HEAD: Final = frozenset({"move_run", "release_run", "end_run", "queue_run", "take_run"})
 
 
+class Doubt(msgspec.Struct, frozen=True):
+    """A transaction whose COMMIT was sent and not answered: it may have happened or not."""
+
+    transaction: str
+    last_event: Event | None
+
+
 class PostgresDesk:
     """The writer's side: inside a transaction it knows the time and the last position."""
 
@@ -40,9 +48,9 @@ class PostgresDesk:
         self.position = 0
         self.has_work = False
         self.changes = 0
-        # The transaction whose COMMIT was sent and not answered: it may have happened or not.
-        self.doubt = ""
+        self.doubt: Doubt | None = None
         self._transaction = ""
+        self._last_event: Event | None = None
         self._heads: dict[str, tuple[Any, ...]] = {}
         self._queued: list[tuple[str, Sequence[Any]]] = []
         self._events: list[Event] = []
@@ -55,7 +63,7 @@ class PostgresDesk:
         The lock is held until the commit is visible to everybody, and the last position is read behind it. So
         positions leave no gap, and whoever has read one will never see a lower one appear.
         """
-        self.doubt = ""
+        self.doubt = None
         self._reset()
         connection = self.connection
         with _in_one_piece(connection):
@@ -76,17 +84,17 @@ class PostgresDesk:
         with _in_one_piece(connection):
             self._send()
             connection.execute(self.sql["announce_work" if self.has_work else "announce_events"], (self._nonce,))
-            self.doubt = self._transaction
+            self.doubt = Doubt(self._transaction, self._last_event)
             answer = connection.execute(self.sql["commit"])
         # A transaction that had failed would answer ROLLBACK without any error.
         if answer.statusmessage != "COMMIT":
-            self.doubt = ""
+            self.doubt = None
             raise Fault(f"the server answered {answer.statusmessage} to a commit", code="ledger_fault")
-        self.doubt = ""
+        self.doubt = None
 
     def rollback(self) -> None:
         """Leaves no transaction open, also after an error that ended it already."""
-        self.doubt = ""
+        self.doubt = None
         self._reset()
         if not self.connection.closed:
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back by itself
@@ -107,31 +115,19 @@ class PostgresDesk:
         self.connection = self.link.connect("writer")
 
     def settle_doubt(self) -> bool:
-        """Whether the transaction in doubt was committed, asked on a new connection.
+        """Whether the commit in doubt happened, asked on a new connection.
 
         The lock comes first: while the lost session still works on its commit it holds that lock, so behind it the
         answer is final.
         """
-        connection = self.connection
-        try:
-            connection.execute(self.sql["begin"])
-            connection.execute(self.sql["lock_writes"])
-            row = connection.execute(self.sql["outcome"], (self.doubt,)).fetchone()
-            connection.execute(self.sql["rollback"])
-        except psycopg.errors.InvalidParameterValue:
-            # This server has never had that transaction: it is a replica that was promoted without it.
-            self.rollback()
+        doubt = self.doubt
+        if doubt is None:
             return False
-        status = row[0] if row else None
-        if status not in ("committed", "aborted"):
-            raise LedgerUnavailable(
-                f"the server cannot tell what became of transaction {self.doubt}",
-                hint="Look at the run before going on with it.",
-                where=self.link.where,
-                code="outcome_unknown",
-            )
-        self.doubt = ""
-        return bool(status == "committed")
+        self.connection.execute(self.sql["begin"])
+        self.connection.execute(self.sql["lock_writes"])
+        happened = self._has_event(doubt.last_event) if doubt.last_event else self._has_committed(doubt.transaction)
+        self.rollback()
+        return happened
 
     def one(self, name: str, parameters: Sequence[Any]) -> Any:
         """The first row, or None."""
@@ -176,6 +172,7 @@ class PostgresDesk:
             salt = salts[index * SALT_BYTES : (index + 1) * SALT_BYTES]
             event = seal(draft, run_id, seq, self.position, head, salt)
             self._events.append(event)
+            self._last_event = event
             head = event.hash
         self.changes += len(drafts)
         return seq, head
@@ -183,6 +180,25 @@ class PostgresDesk:
     def erase(self, run_id: str, seq: int) -> bool:
         """Empties one event; the old bytes leave the server's files with its next vacuum."""
         return self.do("erase_event", (run_id, seq)) == 1
+
+    def _has_event(self, event: Event) -> bool:
+        # Its hash is salted: no other event has it, whichever server answers.
+        row = self.connection.execute(self.sql["event_hash"], (event.position,)).fetchone()
+        return row is not None and row[0] == event.hash
+
+    def _has_committed(self, transaction: str) -> bool:
+        try:
+            row = self.connection.execute(self.sql["outcome"], (transaction,)).fetchone()
+        except psycopg.errors.InvalidParameterValue:
+            return False  # never had by this server: a replica that was promoted without it
+        if row is None or row[0] not in ("committed", "aborted"):
+            raise LedgerUnavailable(
+                f"the server cannot tell what became of transaction {transaction}",
+                hint="Look at the run before going on with it.",
+                where=self.link.where,
+                code="outcome_unknown",
+            )
+        return bool(row[0] == "committed")
 
     def _head(self, run_id: str) -> Any:
         if run_id not in self._heads:
@@ -232,6 +248,7 @@ class PostgresDesk:
         self.has_work = False
         self.changes = 0
         self._transaction = ""
+        self._last_event = None
         self._heads = {}
         self._queued = []
         self._events = []

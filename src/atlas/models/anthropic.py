@@ -57,8 +57,8 @@ class AnthropicModel:
         headers |= {"Accept": "text/event-stream" if stream else "application/json", "anthropic-version": VERSION}
         if key:
             headers["x-api-key"] = key
-        base = base_url.rstrip("/")
-        self._target = Target(name, f"{base}/messages" if base.endswith("/v1") else f"{base}/v1/messages", headers)
+        base = base_url.rstrip("/").removesuffix("/v1")
+        self._target = Target(name, f"{base}/v1/messages", headers, key)
         self._http = http
         self._clock = clock
         self._load_blob = load_blob

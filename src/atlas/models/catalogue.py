@@ -54,6 +54,11 @@ class Catalogue:
         self._models: dict[tuple[str, str], ModelInfo | None] = {}
         self._constant: dict[int, Rates | None] = {}
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the catalogue has been read."""
+        return self._loaded is not None
+
     def load(self) -> None:
         """Reads the catalogue now, so that no later call has to; a second time does nothing."""
         self._snapshot()

@@ -37,11 +37,12 @@ PATIENCE = Patience()
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where requests go and what they carry; `name` is the provider's, for messages."""
+    """Where requests go and what they carry; `name` is the provider's, for messages, and `secret` is in no message."""
 
     name: str
     url: str
     headers: Mapping[str, str]
+    secret: str = ""
 
     def __repr__(self) -> str:
         return f"Target(name={self.name!r}, url={self.url!r})"

@@ -61,7 +61,7 @@ class OpenAIModel:
             headers["Authorization"] = f"Bearer {key}"
         host = urlsplit(base_url).hostname or ""
         self._is_openai = host.endswith((".openai.com", ".openai.azure.com"))
-        self._target = Target(name, base_url.rstrip("/") + "/chat/completions", headers)
+        self._target = Target(name, base_url.rstrip("/") + "/chat/completions", headers, key)
         self._http = http
         self._clock = clock
         self._load_blob = load_blob

@@ -55,9 +55,10 @@ class Prices:
         dearest = max(rate.input, rate.cache_read, rate.cache_write)
         return Cost(_rounded(tokens_in * dearest + max_output * rate.output) + rate.request, is_guess)
 
-    def is_known(self, model: str, at_us: int) -> bool:
-        """Whether the model's own price is known."""
-        return not self._find(model, at_us)[1]
+    def is_at_hand(self, model: str) -> bool:
+        """Whether the model's price is known without the catalogue."""
+        home = self._homes.get(model.partition(":")[0])
+        return model in self._overrides or (home is not None and home.is_free)
 
     def _find(self, model: str, at_us: int) -> tuple[Rates, bool]:
         found = self._overrides.get(model)

@@ -1,22 +1,20 @@
-"""Providers: where each one is, which key it gets, how many calls it takes at once, and when it is left alone."""
+"""Providers: where each one is, which key it gets, and the adapter that speaks to it."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from atlas.kernel.config import Models, Provider
-from atlas.kernel.model import LoadBlob, Model, ModelErrorKind
+from atlas.kernel.model import LoadBlob, Model, ModelError
 from atlas.kernel.port import Clock
 from atlas.models import anthropic, openai
 from atlas.models.http import Http
+from atlas.models.scripted import Script, ScriptedModel
 
 MAX_IN_FLIGHT = 64
 UNLIMITED = 1_000_000
-# The provider itself failed; anything else it says shows that it is there.
-_OUTAGES = frozenset({"server", "timeout", "connection"})
 _KNOWN = {
     "openai": ("OPENAI_API_KEY", "OPENAI_BASE_URL", openai.BASE_URL),
     "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", anthropic.BASE_URL),
@@ -63,8 +61,19 @@ def _endpoint(name: str, provider: Provider, keys: Mapping[str, str], environ: M
     return Endpoint(name, provider.kind, base_url, key, limit, provider.script, provider.stream)
 
 
-def wire_model(endpoint: Endpoint, http: Http, clock: Clock, load_blob: LoadBlob) -> Model:
-    """The adapter for an endpoint that speaks one of the two wires."""
+def build_model(
+    endpoint: Endpoint, http: Http, clock: Clock, load_blob: LoadBlob, load_script: Callable[[str], Script]
+) -> Model:
+    """The adapter for an endpoint; ModelError when this installation or its configuration lacks something."""
+    match endpoint.kind:
+        case "scripted":
+            return ScriptedModel(load_script(endpoint.script))
+        case "openai" | "anthropic":
+            if not endpoint.key and endpoint.base_url == _KNOWN[endpoint.kind][2]:
+                hint = f"Set {_KNOWN[endpoint.kind][0]}, or write `key: secret:NAME` for the provider."
+                raise ModelError("auth", f"there is no key for {endpoint.name}", hint=hint)
+        case kind:
+            raise ModelError("auth", f"{endpoint.name} is of kind {kind}, which is not available here")
     build: Callable[..., Model] = openai.OpenAIModel if endpoint.kind == "openai" else anthropic.AnthropicModel
     return build(
         http,
@@ -75,62 +84,3 @@ def wire_model(endpoint: Endpoint, http: Http, clock: Clock, load_blob: LoadBlob
         key=endpoint.key,
         stream=endpoint.stream,
     )
-
-
-def is_own_address(endpoint: Endpoint) -> bool:
-    """Whether the endpoint is its maker's own service, which answers nobody without a key."""
-    return endpoint.kind in _KNOWN and endpoint.base_url == _KNOWN[endpoint.kind][2]
-
-
-class Breaker:
-    """Leaves a provider alone for a while when it failed several times in a row, then lets one call try.
-
-    Times are the loop's, which never jump.
-    """
-
-    def __init__(self, threshold: int, recovery_s: float) -> None:
-        self._threshold = threshold
-        self._recovery_s = recovery_s
-        self._failures = 0
-        self._open_until = 0.0
-        self._is_open = False
-        self._is_probing = False
-
-    def admit(self, now: float) -> float:
-        """0 when a call may go, as the probe when the breaker was open; else how many seconds to stay away."""
-        if not self._is_open:
-            return 0.0
-        if now < self._open_until:
-            return self._open_until - now
-        if self._is_probing:
-            return self._recovery_s
-        self._is_probing = True
-        return 0.0
-
-    def succeeded(self) -> None:
-        """The provider answered."""
-        self._failures = 0
-        self._is_open = self._is_probing = False
-
-    def failed(self, kind: ModelErrorKind, now: float) -> None:
-        """A call that was let through failed."""
-        if kind not in _OUTAGES:
-            self.succeeded()
-            return
-        self._failures += 1
-        if self._is_probing or self._failures >= self._threshold:
-            self._is_open = True
-            self._open_until = now + self._recovery_s
-        self._is_probing = False
-
-    def given_up(self) -> None:
-        """A call was cancelled and shows nothing: another one may be the probe."""
-        self._is_probing = False
-
-
-class Gate:
-    """A provider's lane and breaker. Calls enter first come, first served."""
-
-    def __init__(self, max_in_flight: int, threshold: int, recovery_s: float) -> None:
-        self.lane = asyncio.Semaphore(max_in_flight)
-        self.breaker = Breaker(threshold, recovery_s)

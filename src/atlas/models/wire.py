@@ -45,21 +45,31 @@ class Reading(Protocol):
 
 
 async def converse(http: Http, target: Target, body: bytes, reading: Reading, clock: Clock) -> Reply:
-    """The provider's answer to `body`; raises ModelError."""
-    async with http.post(target, body, reading.used) as exchange:
-        if exchange.status != 200:
-            data = await exchange.rest(ERROR_BODY_LIMIT)
-            raise http_failure(target.name, exchange.status, exchange.headers, data, clock.now_us())
-        kind = exchange.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        match kind:
-            case "text/event-stream":
-                await _stream(exchange, reading, target.name)
-            case "application/json":  # also when a stream was asked for: some servers cannot
-                await _whole(exchange, reading, target.name)
-            case _:
-                start = await exchange.rest(200)
-                raise malformed(target.name, f"{kind or 'an unnamed kind of content'} instead of an answer", start)
+    """The provider's answer to `body`; raises ModelError, whose message never holds the key."""
+    try:
+        async with http.post(target, body, reading.used) as exchange:
+            await _receive(exchange, reading, target.name, clock)
+    except ModelError as error:
+        if target.secret and target.secret in error.message:  # providers quote the key they do not like
+            error.message = error.message.replace(target.secret, "***")
+            error.args = (error.message,)
+        raise
     return _judged(reading.reply(), target.name)
+
+
+async def _receive(exchange: Exchange, reading: Reading, name: str, clock: Clock) -> None:
+    if exchange.status != 200:
+        data = await exchange.rest(ERROR_BODY_LIMIT)
+        raise http_failure(name, exchange.status, exchange.headers, data, clock.now_us())
+    kind = exchange.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    match kind:
+        case "text/event-stream":
+            await _stream(exchange, reading, name)
+        case "application/json":  # also when a stream was asked for: some servers cannot
+            await _whole(exchange, reading, name)
+        case _:
+            start = await exchange.rest(200)
+            raise malformed(name, f"{kind or 'an unnamed kind of content'} instead of an answer", start)
 
 
 async def _stream(exchange: Exchange, reading: Reading, name: str) -> None:

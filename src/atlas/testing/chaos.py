@@ -23,7 +23,6 @@ from atlas.testing.chaos_postgres import database
 from atlas.testing.chaos_site import Site
 from atlas.testing.chaos_storm import Outcome, Storm
 
-
 _SHOWN: Final = 50
 
 

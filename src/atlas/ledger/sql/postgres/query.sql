@@ -59,6 +59,9 @@ SELECT pg_xact_status(%s::xid8);
 -- name: last_position
 SELECT max(position) FROM event;
 
+-- name: event_hash
+SELECT hash FROM event WHERE position = %s;
+
 -- name: insert_events
 INSERT INTO event (run_id, seq, position, time_us, kind, version, principal, digest, prev, hash, salt, body)
 SELECT * FROM unnest(

@@ -1,0 +1,113 @@
+"""A provider's gate: how many calls it takes at once, and whether it is being left alone after failures.
+
+Times are the loop's, which never jump.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from atlas.kernel.model import ModelError, ModelErrorKind
+
+# The provider itself failed; anything else it says shows that it is there.
+_OUTAGES = frozenset({"server", "timeout", "connection"})
+
+
+class LeftAlone(ModelError):
+    """The provider failed several times in a row and nobody asks it now; no call was made."""
+
+
+class Breaker:
+    """Opens when a provider failed `threshold` times in a row; after `recovery_s` one call may try."""
+
+    def __init__(self, threshold: int, recovery_s: float) -> None:
+        self._threshold = threshold
+        self._recovery_s = recovery_s
+        self._failures = 0
+        self._open_until: float | None = None
+        self._is_probing = False
+
+    def admit(self, now: float) -> float:
+        """0 when a call may go, as the probe when the breaker was open; else in how many seconds to ask again."""
+        if self._open_until is None:
+            return 0.0
+        if now < self._open_until:
+            return self._open_until - now
+        if self._is_probing:
+            return self._recovery_s
+        self._is_probing = True
+        return 0.0
+
+    def succeeded(self) -> None:
+        """The provider answered: closes it."""
+        self._failures = 0
+        self._open_until = None
+        self._is_probing = False
+
+    def failed(self, now: float) -> None:
+        """The provider failed: opens it after enough of them, or again when this was the probe."""
+        self._failures += 1
+        if self._is_probing or self._failures >= self._threshold:
+            self._open_until = now + self._recovery_s
+        self._is_probing = False
+
+    def given_up(self) -> None:
+        """A call ended without showing anything: another one may be the probe."""
+        self._is_probing = False
+
+
+class Gate:
+    """A provider's lane and breaker. Calls pass first come, first served."""
+
+    def __init__(self, max_in_flight: int, threshold: int, recovery_s: float) -> None:
+        self._lane = asyncio.Semaphore(max_in_flight)
+        self._breaker = Breaker(threshold, recovery_s)
+        self._news = asyncio.Event()
+
+    @asynccontextmanager
+    async def passed(self, name: str, patience_s: float) -> AsyncIterator[None]:
+        """Inside, the caller is one of at most `max_in_flight`, and must say how its call ended.
+
+        LeftAlone when the breaker stays open for longer than `patience_s`.
+        """
+        async with self._lane:
+            now = asyncio.get_running_loop().time
+            until = now() + patience_s
+            while away_s := self._breaker.admit(now()):
+                left_s = until - now()
+                if left_s <= 0:
+                    raise LeftAlone("server", f"{name} failed too often and is left alone", retry_after_s=away_s)
+                await self._change(min(away_s, left_s))
+            yield
+
+    def succeeded(self) -> None:
+        """The call was answered."""
+        self._breaker.succeeded()
+        self._tell()
+
+    def failed(self, kind: ModelErrorKind) -> None:
+        """The call failed; only an outage is held against the provider."""
+        if kind in _OUTAGES:
+            self._breaker.failed(asyncio.get_running_loop().time())
+        else:
+            self._breaker.succeeded()
+        self._tell()
+
+    def given_up(self) -> None:
+        """The call was cancelled."""
+        self._breaker.given_up()
+        self._tell()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def _change(self, seconds: float) -> None:
+        """Returns when some call ended, or after a while."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return

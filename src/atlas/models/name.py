@@ -1,0 +1,89 @@
+"""From the name a person writes to `provider:model`: tiers, full names, and bare names that one provider has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atlas.kernel.config import Models
+from atlas.kernel.errors import Invalid, Problem
+from atlas.models.catalogue import Catalogue
+from atlas.models.provider import Endpoint
+
+TIERS = ("fast", "balanced", "powerful")
+
+
+class Names:
+    """Resolves names against the tiers, the providers, the configured prices and the price catalogue."""
+
+    def __init__(self, models: Models, endpoints: Mapping[str, Endpoint], catalogue: Catalogue) -> None:
+        self._tiers: Mapping[str, tuple[str, ...]] = {tier: getattr(models.tiers, tier) for tier in TIERS}
+        self._priced = frozenset(models.prices)
+        self._endpoints = endpoints
+        self._catalogue = catalogue
+        self._resolved: dict[str, str] = {}
+
+    def resolve(self, choice: str) -> tuple[str, ...]:
+        """The candidates for a tier or a model, in order; Invalid when there is none.
+
+        Of a tier, names that cannot be resolved are passed over as long as one can; `problems` lists them.
+        """
+        if choice not in self._tiers:
+            return (self.get(choice),)
+        found, complaints = [], []
+        for name in self._tiers[choice]:
+            try:
+                found.append(self.get(name))
+            except Invalid as error:
+                complaints.append(error)
+        if found:
+            return tuple(found)
+        if complaints:
+            raise complaints[0]
+        hint = f"Name one under models.tiers.{choice} in atlas.config.yaml."
+        raise Invalid(f"no model is configured for the tier {choice}", hint=hint, code="tier_empty")
+
+    def problems(self) -> list[Problem]:
+        """Every name in the tiers that no provider can serve."""
+        found = []
+        for tier, names in self._tiers.items():
+            for name in names:
+                try:
+                    self.get(name)
+                except Invalid as error:
+                    found.append(Problem(error.reason, f"models.tiers.{tier}: {error.message}", hint=error.hint))
+        return found
+
+    def is_full(self, choice: str) -> bool:
+        """Whether all candidates are written in full, so that no catalogue is needed to find them."""
+        return all(name.partition(":")[0] in self._endpoints for name in self._tiers.get(choice, (choice,)))
+
+    def get(self, name: str) -> str:
+        """One model as `provider:model`; Invalid when it has no provider or more than one."""
+        if name not in self._resolved:
+            self._resolved[name] = self._searched(name)
+        return self._resolved[name]
+
+    def _searched(self, name: str) -> str:
+        provider, colon, model = name.partition(":")
+        if colon and model and provider in self._endpoints:
+            return name
+        homes = self._homes(name)
+        if len(homes) == 1:
+            return f"{homes[0]}:{name}"
+        if homes:
+            message = f"more than one provider has {name}: {', '.join(homes)}"
+            raise Invalid(message, hint=f"Write {homes[0]}:{name}.", code="model_ambiguous")
+        known = ", ".join(sorted(self._endpoints)) or "none"
+        message = f"there is no provider {provider}" if colon else f"no provider is known to have {name}"
+        raise Invalid(message, hint=f"Write provider:model. The providers are: {known}.", code="model_unknown")
+
+    def _homes(self, model: str) -> list[str]:
+        """The providers that have a model: by the configured prices, else by the catalogue, else by its maker."""
+        if priced := [name for name in self._endpoints if f"{name}:{model}" in self._priced]:
+            return priced
+        wires = [each for each in self._endpoints.values() if each.kind in ("openai", "anthropic")]
+        listed = {each.name: self._catalogue.provider(each.name, each.base_url) for each in wires}
+        if sold := [name for name, where in listed.items() if where is not None and self._catalogue.has(where, model)]:
+            return sold
+        maker = self._catalogue.vendor(model)
+        return [name for name, where in listed.items() if where is not None and where == maker]
