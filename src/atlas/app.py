@@ -68,6 +68,7 @@ async def open_host(
     from atlas.control.agents import INLINE_PLACE, Agents
     from atlas.control.delta import Deltas
     from atlas.control.drive import Driver, DriverOptions, Owner, SlotPool
+    from atlas.control.generate import Generator
     from atlas.control.host import Host
     from atlas.control.world import World
     from atlas.engine.inline import InlineExecutor
@@ -108,6 +109,7 @@ async def open_host(
             kill=kill,
             boundary=boundary_of(environ),
             closing=prompts.closing,
+            generate=Generator(asking, prompts.complain).generate,
         )
         options = DriverOptions(
             owner=Owner(process_of(os.getpid()), clock.entropy(4).hex()),

@@ -56,6 +56,11 @@ class Worker(AgentBase):
                 return str(context.now())
             case ["kid-fails"]:
                 return await context.spawn("worker", {"log": log, "do": ["fail"]})
+            case ["model", prompt]:
+                return await context.generate({"type": "object", "required": ["n"]}, prompt, tier="fast")
+            case ["models", prompt]:
+                cells = await context.fanout(["fake:one", "fake:two"], [{"prompt": prompt}, {"prompt": "other"}])
+                return [[cell.agent, cell.output, cell.error.reason if cell.error else None] for cell in cells]
             case ["kid-mails"]:
                 return await context.spawn("worker", {"log": log, "do": ["mail:k"]})
             case ["kid-hangs"]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from agents_for_tests import AGENTS
 
 from atlas.app import open_host
 from atlas.control.host import Host
@@ -256,6 +257,7 @@ def test_a_lost_model_call_is_asked_again_with_the_recorded_request(vault_dir: P
             intent = next(event for event in events if event.kind == "effect.intended")
             recorded = decode_body(intent.kind, intent.version, intent.body)
             assert isinstance(recorded, EffectIntended)
+        async with host_with(vault_dir, first) as host:
             # The same run again, as a process leaves it that dies after the intent of its model call.
             again = await host.submit("advisor", {"text": "hello"})
             (claimed,) = await host.ledger.claim("dead", limit=1, lease_s=60, max_running=9, run_id=again.run_id)
@@ -307,3 +309,46 @@ def test_untrusted_text_is_fenced_and_cannot_close_its_fence(vault_dir: Path) ->
         assert result.text.count(f"[end {mark}]") == 1
 
     with_host(vault_dir, behaviour, work)
+
+
+def test_code_asks_a_model_once_and_gets_an_object_that_fits(vault_dir: Path) -> None:
+    answers = iter(["no json", '{"n": 4}'])
+
+    async def main() -> None:
+        asker = FakeAsker(lambda request: say(next(answers)))
+        vault_dir.mkdir()
+        (vault_dir / "atlas.config.yaml").touch()
+        async with asyncio.timeout(30), open_host(vault_dir, {}, agents=AGENTS, asker=asker) as host:
+            submitted = await host.submit("worker", {"log": "x", "do": ["model:count"]})
+            assert await host.drive(submitted.run_id) == "succeeded", (await host.report(submitted.run_id)).error
+            report = await host.report(submitted.run_id)
+            assert msgspec.json.decode(report.output) == {"results": [{"n": 4}]}
+            assert (report.tokens.tokens_in, report.models) == (200, ("fake:one",))
+            assert (await host.replay(submitted.run_id)).identical
+            assert len(asker.requests) == 2
+
+    asyncio.run(main())
+
+
+def test_code_fans_out_over_models_and_prompts(vault_dir: Path) -> None:
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        if request.model == "fake:two":
+            raise ModelError("server", "it is down")
+        return say(f"{last_text(request)}!")
+
+    async def main() -> None:
+        vault_dir.mkdir()
+        (vault_dir / "atlas.config.yaml").touch()
+        asker = FakeAsker(behaviour)
+        async with asyncio.timeout(30), open_host(vault_dir, {}, agents=AGENTS, asker=asker) as host:
+            submitted = await host.submit("worker", {"log": "x", "do": ["models:hello"]})
+            assert await host.drive(submitted.run_id) == "succeeded"
+            output = msgspec.json.decode((await host.report(submitted.run_id)).output)
+            assert output["results"][0] == [
+                ["fake:one", "hello!", None],
+                ["fake:one", "other!", None],
+                ["fake:two", None, "model_server"],
+                ["fake:two", None, "model_server"],
+            ]
+
+    asyncio.run(main())

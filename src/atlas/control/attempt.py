@@ -21,7 +21,7 @@ from atlas.control.history import History, load
 from atlas.control.payload import inline, pack, unpack
 from atlas.control.record import Record
 from atlas.control.signal import AnswerBody, CancelBody, ResolveBody
-from atlas.control.world import ChildRefused, ChildStarted, Durable, Granted, Lost, Message, Stop, Tick, World
+from atlas.control.world import ChildRefused, ChildStarted, Durable, Effected, Granted, Lost, Message, Stop, Tick, World
 from atlas.kernel.code import (
     Answer,
     CallMade,
@@ -57,7 +57,7 @@ from atlas.kernel.decide import (
     decide,
     is_recoverable,
 )
-from atlas.kernel.errors import AtlasError, Fault, LedgerUnavailable, Refused, StaleLease
+from atlas.kernel.errors import AtlasError, ErrorRecord, Fault, LedgerUnavailable, Refused, StaleLease
 from atlas.kernel.event import (
     NULL,
     AttemptStarted,
@@ -83,7 +83,7 @@ from atlas.kernel.state import STEP_SPEND, clock
 class Attempt:
     """A run in the hands of this process."""
 
-    def __init__(self, world: World, claimed: Claimed) -> None:
+    def __init__(self, world: World, claimed: Claimed, tasks: asyncio.TaskGroup) -> None:
         self.run_id = claimed.lease.run_id
         self.lease = claimed.lease
         self._world = world
@@ -98,6 +98,8 @@ class Attempt:
         self._unclaimed: set[str] = set()
         self._seen_signals: set[str] = set()
         self._is_retry = False
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._tasks = tasks
         self._is_loaded = False
         self._rest: RunState | None = None
 
@@ -125,6 +127,7 @@ class Attempt:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            self._stop_asking()
             if self._code is not None:
                 await self._code.stop()
             if self._is_loaded:
@@ -170,6 +173,8 @@ class Attempt:
         self._is_loaded = True
         world.boundary("loaded")
         if state.ended is not None:
+            # Claimed by its name just after it ended: it is given back as it is.
+            await world.ledger.append(Append(lease=self.lease, release=True))
             self._rest = state.ended.state
 
     async def _receive(self) -> None:
@@ -253,6 +258,8 @@ class Attempt:
         self._remember(receipt)
         self._record.write(receipt, lazy=True, spend=STEP_SPEND.plus(message.spend))
         self._world.boundary("receipt.written")
+        if self._asking.pop(message.id, None) is not None:
+            self._send(Answer(message.id, message.result, message.error))
 
     async def _probed(self, message: Probed) -> None:
         live = self._record.state.live
@@ -276,9 +283,29 @@ class Attempt:
     def _go_on(self, message: Durable) -> None:
         call = message.call
         self._world.boundary("intent.durable")
+        if self._is_asked_here(call):
+            self._asking[call.id] = self._tasks.create_task(self._generate(call))
+            return
         key = self._effect_key(call.effect)
         self._send(Probe(call.id, key) if message.probe else Perform(call.id, key))
         self._world.boundary("perform.sent")
+
+    def _is_asked_here(self, call: CallMade) -> bool:
+        """Models are asked by the driver, which has the keys and the lanes; a turn is the driver's own code."""
+        return call.kind == "model" and self._record.state.created.runtime != "prompt"
+
+    async def _generate(self, call: CallMade) -> None:
+        began_us = self._world.clock.now_us()
+        failed: ErrorRecord | None = None
+        done = Effected(b"null")
+        try:
+            done = await self._world.generate(bytes(call.args))
+        except AtlasError as error:
+            failed = error.record()
+        except Exception as error:  # noqa: BLE001 - the driver's boundary: one run's bug must not end the others
+            failed = Fault(f"{type(error).__name__}: {error}").record()
+        took_us = self._world.clock.now_us() - began_us
+        self.post(Performed(call.id, msgspec.Raw(done.result), failed, took_us, done.spend, done.model))
 
     async def _signalled(self, signal: Signal) -> None:
         if signal.id in self._seen_signals:
@@ -549,7 +576,13 @@ class Attempt:
             self._world.clock.now_us(),
         )
 
+    def _stop_asking(self) -> None:
+        for task in self._asking.values():
+            task.cancel()
+        self._asking.clear()
+
     async def _stop_code(self) -> None:
+        self._stop_asking()
         if self._code is None:
             return
         await self._code.stop()

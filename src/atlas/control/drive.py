@@ -218,7 +218,7 @@ class Driver:
     def _start(self, claimed: Claimed, tasks: asyncio.TaskGroup) -> None:
         run_id = claimed.lease.run_id
         self._slots.take()
-        attempt = Attempt(self._world, claimed)
+        attempt = Attempt(self._world, claimed, tasks)
         self._attempts[run_id] = attempt
         self._world.boundary("claimed")
         task = tasks.create_task(self._attempt(attempt))

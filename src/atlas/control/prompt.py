@@ -21,6 +21,7 @@ import msgspec
 from atlas.control.history import History, bodies, load
 from atlas.control.payload import unpack
 from atlas.control.recall import Recall, user_text
+from atlas.control.world import Effected
 from atlas.kernel.code import (
     Answer,
     CallMade,
@@ -69,14 +70,6 @@ class Asker(Protocol):
     async def ask(self, choice: str, request: Request, on_delta: OnDelta) -> Asked:
         """The reply of the first candidate that gives one; ModelError when none does."""
         ...
-
-
-class Effected(msgspec.Struct, frozen=True):
-    """What performing an effect gave, and what it used."""
-
-    result: bytes
-    spend: Spend = NO_SPEND
-    model: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -322,7 +315,7 @@ class PromptCode:
         if not schema:
             return None
         try:
-            value = msgspec.json.decode(_bare_json(text))
+            value = msgspec.json.decode(bare_json(text))
         except msgspec.DecodeError as error:
             return f"it is not JSON ({error})"
         return self._prompts.complain(schema, value)
@@ -332,7 +325,7 @@ class PromptCode:
             error = RunFailed(f"the model's answer breaks output.schema: {complaint}", code="output_invalid")
             return Finished(error=error.record())
         if self._desk.contract.output.schema:
-            return Finished(msgspec.Raw(_bare_json(text)))
+            return Finished(msgspec.Raw(bare_json(text)))
         return Finished(msgspec.Raw(_ENCODER.encode({"text": text})))
 
     async def _begin(self) -> Turn:
@@ -535,7 +528,7 @@ def _bug(error: Exception) -> ErrorRecord:
     return Fault(f"{type(error).__name__}: {error}", hint=hint, detail=detail).record()
 
 
-def _bare_json(text: str) -> bytes:
+def bare_json(text: str) -> bytes:
     """The answer without the fence that models like to put around JSON."""
     bare = text.strip()
     if bare.startswith("```"):

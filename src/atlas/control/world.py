@@ -9,11 +9,19 @@ import msgspec
 
 from atlas.control.history import History
 from atlas.kernel.code import CallMade, Executor, FromCode, Job
-from atlas.kernel.errors import AtlasError, ErrorRecord
-from atlas.kernel.event import Body, EffectIntended, Process
+from atlas.kernel.errors import AtlasError, ErrorRecord, Unavailable
+from atlas.kernel.event import NO_SPEND, Body, EffectIntended, Process, Spend
 from atlas.kernel.port import Clock, Ledger
 from atlas.kernel.run import NewRun, Signal
 from atlas.kernel.state import State
+
+
+class Effected(msgspec.Struct, frozen=True):
+    """What performing an effect gave, and what it used."""
+
+    result: bytes
+    spend: Spend = NO_SPEND
+    model: str = ""
 
 
 class Durable(msgspec.Struct, frozen=True):
@@ -91,6 +99,11 @@ async def leaves_nothing(state: State, outcome: str) -> tuple[Body, ...]:
     return ()
 
 
+async def has_no_models(args: bytes) -> Effected:
+    """For hosts that know no models."""
+    raise Unavailable("this host has no models", code="no_models")
+
+
 class World(msgspec.Struct, frozen=True):
     """Everything outside an attempt that it acts through."""
 
@@ -102,3 +115,4 @@ class World(msgspec.Struct, frozen=True):
     kill: Callable[[Process], Awaitable[object]]
     boundary: Callable[[str], None]
     closing: Callable[[State, str], Awaitable[tuple[Body, ...]]] = leaves_nothing
+    generate: Callable[[bytes], Awaitable[Effected]] = has_no_models

@@ -186,17 +186,7 @@ class AgentContext:
         """
         # All calls are numbered and asked before the first wait, so the numbering never depends on who ends first.
         calls = [self._calls.spawn(agent, input, None) for agent, input in children]
-        begun = [self._begin(call) for call in calls]
-        results: list[Any] = []
-        try:
-            for call_id, waiting in begun:
-                try:
-                    results.append(await self._child(call_id, waiting))
-                except AtlasError as error:
-                    results.append(error)
-        finally:
-            for call_id, waiting in begun[len(results) :]:
-                self._conversation.forget(call_id, waiting)
+        results = await self._all([self._begin(call) for call in calls])
         if not return_errors:
             for result in results:
                 if isinstance(result, AtlasError):
@@ -204,23 +194,55 @@ class AgentContext:
         return results
 
     async def fanout(self, agents: Sequence[str], inputs: Sequence[Mapping[str, Any]]) -> list[FanoutResult]:
-        """Every agent with every input, at the same time: all inputs of the first agent, then of the second."""
-        for agent in agents:
-            _name, colon, version = str(agent).partition(":")
-            if colon and not _VERSION.fullmatch(version):
-                raise Invalid(
-                    f"{agent!r} names a model, and models are not available yet",
-                    hint="Name agents, with a version if you like: summarizer or summarizer:1.2.0.",
-                    code="models_not_available",
-                )
+        """Every agent, or every model, with every input, at the same time: all inputs of the first, then of the second.
+
+        A name such as `lab:small` is a model; its inputs are what `generate` takes: `prompt`, and `schema` if wanted.
+        """
         cells = [(agent, input) for agent in agents for input in inputs]
-        results = await self.spawn_many(cells, return_errors=True)
+        begun = [self._begin(self._cell(agent, input)) for agent, input in cells]
+        results = await self._all(begun)
         return [
             FanoutResult(agent, input, error=result)
             if isinstance(result, AtlasError)
             else FanoutResult(agent, input, output=result)
             for (agent, input), result in zip(cells, results, strict=True)
         ]
+
+    async def generate(
+        self,
+        schema: Mapping[str, Any] | None,
+        prompt: str,
+        *,
+        tier: str = "balanced",
+        system: str = "",
+        key: str | None = None,
+    ) -> Any:
+        """What a model makes of the prompt: a value that fits `schema`, or the text when that is None.
+
+        Asked once and recorded like any effect. `tier` is fast, balanced, powerful or one model, `provider:model`.
+        """
+        call = self._question(tier, {"prompt": prompt, "schema": schema, "system": system}, key)
+        if call.turn is None:
+            return await self._child(*self._begin(call))
+        async with call.turn:
+            return await self._child(*self._begin(call))
+
+    def _cell(self, agent: str, input: Mapping[str, Any]) -> Call:
+        _name, colon, version = str(agent).partition(":")
+        if colon and not _VERSION.fullmatch(version):
+            return self._question(agent, input, None)
+        return self._calls.spawn(agent, input, None)
+
+    def _question(self, model: str, wanted: Mapping[str, Any], key: str | None) -> Call:
+        unknown = set(wanted) - {"prompt", "schema", "system"}
+        if unknown or not isinstance(wanted.get("prompt"), str):
+            raise Invalid(
+                f"a question to {model!r} has a prompt, and may have a schema and a system text",
+                hint="For example {'prompt': 'Name a colour', 'schema': {'type': 'string'}}.",
+            )
+        args = {"model": model, "prompt": wanted["prompt"], "system": wanted.get("system") or ""}
+        schema = wanted.get("schema")
+        return self._calls.model(model, args if schema is None else {**args, "output_schema": schema}, key)
 
     # One-way messages
 
@@ -270,6 +292,20 @@ class AgentContext:
         call_id = self._conversation.next_id()
         return call_id, self._conversation.ask(call.made(call_id))
 
+    async def _all(self, begun: list[tuple[int, asyncio.Future[Reply]]]) -> list[Any]:
+        """The answers to calls that are under way, errors in their places."""
+        results: list[Any] = []
+        try:
+            for call_id, waiting in begun:
+                try:
+                    results.append(await self._child(call_id, waiting))
+                except AtlasError as error:
+                    results.append(error)
+        finally:
+            for call_id, waiting in begun[len(results) :]:
+                self._conversation.forget(call_id, waiting)
+        return results
+
     async def _child(self, call_id: int, waiting: asyncio.Future[Reply]) -> Any:
         try:
             reply = await waiting
@@ -277,7 +313,7 @@ class AgentContext:
             self._conversation.forget(call_id, waiting)
             raise
         if not isinstance(reply, Answer):
-            raise Fault(f"a spawn was answered with {type(reply).__name__}")
+            raise Fault(f"a call was answered with {type(reply).__name__}")
         if reply.error is not None:
             raise from_record(reply.error)
         return value.decode(reply.result)

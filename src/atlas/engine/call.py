@@ -100,6 +100,14 @@ class Calls:
         effect, turn = self._named("spawn", agent, args_hash, key)
         return Call(effect, "spawn", agent, data, args_hash, "reversible_write", turn=turn)
 
+    def model(self, model: str, args: Mapping[str, object], key: str | None) -> Call:
+        """The call of a question to a model."""
+        _check_name("a model's name", model)
+        data = _encode(args, f"the question to {model!r}", canonical=True)
+        args_hash = hashlib.sha256(data).hexdigest()
+        effect, turn = self._named("model", model, args_hash, key)
+        return Call(effect, "model", model, data, args_hash, "read_only", turn=turn)
+
     def _named(self, kind: str, name: str, args_hash: str, key: str | None) -> tuple[str, asyncio.Lock | None]:
         if key is None:
             prefix = f"{kind}:{name}:{args_hash[:12]}"

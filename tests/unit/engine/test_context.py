@@ -140,11 +140,11 @@ def test_fanout_crosses_agents_with_inputs(drive: Open) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["openai:gpt-4o", "lab:small", "anthropic:claude-3"])
-def test_fanout_over_models_is_refused(drive: Open, name: str) -> None:
+@pytest.mark.parametrize("question", [{}, {"prompt": 1}, {"prompt": "hi", "temperature": 2}])
+def test_a_question_to_a_model_that_is_none_is_refused_before_it_is_asked(drive: Open, question: Any) -> None:
     async def body(context: AgentContext) -> Any:
-        with pytest.raises(Invalid, match="models are not available yet"):
-            await context.fanout([name], [{}])
+        with pytest.raises(Invalid, match="has a prompt"):
+            await context.fanout(["lab:small"], [question])
 
     async def main() -> None:
         async with drive(body) as driver:

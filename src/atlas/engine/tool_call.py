@@ -1,0 +1,112 @@
+"""One call of a tool, from JSON to text: the border between the engine and tools' code. What a tool does wrong is text."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol, runtime_checkable
+
+import msgspec
+
+from atlas.engine.failure import clean, describe, record_of
+from atlas.kernel.batch import EVERYTHING
+from atlas.kernel.errors import AtlasError
+from atlas.kernel.tool import EFFECT_KEY, LoadedTool, ToolFinding, ToolOutcome
+
+RESULT_LIMIT: Final = 4 * 1024 * 1024
+NO_RESULT: Final = "(done, no result)"
+
+
+@runtime_checkable
+class _HasResult(Protocol):
+    """What a probe returns for a call that happened: `atlas.Done`."""
+
+    result: Any
+
+
+async def perform(tool: LoadedTool, args: bytes, effect_key: str, folder: str) -> ToolOutcome:
+    """What the call came to; only a cancellation passes. A function that is no coroutine runs in a thread."""
+    began = time.perf_counter_ns()
+    try:
+        text, is_error = _text(await _called(tool.function, tool, args, effect_key)), False
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool's code raises is the call's outcome
+        text, is_error = _failure(error, folder), True
+    return ToolOutcome(text, is_error, (time.perf_counter_ns() - began) // 1000)
+
+
+async def find_out(tool: LoadedTool, args: bytes, effect_key: str) -> ToolFinding:
+    """What the tool's probe says about a call; that it cannot tell when there is none or it fails."""
+    if tool.probe is None:
+        return ToolFinding("unknown", message=f"{tool.definition.name} has no probe")
+    try:
+        found = await _called(tool.probe, tool, args, effect_key)
+        if found is None:
+            return ToolFinding("not_done")
+        if isinstance(found, _HasResult):
+            return ToolFinding("done", _text(found.result))
+        return ToolFinding("unknown", message=f"the probe returned {found!r:.200}; return Done(result) or None")
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a probe is a tool's code; when it fails it cannot tell
+        return ToolFinding("unknown", message=describe(error))
+
+
+async def resources_of(tool: LoadedTool, args: bytes) -> tuple[str, ...]:
+    """What the call would touch; everything when the tool's function cannot say."""
+    declared = tool.definition.resources
+    if tool.resources is None:
+        return (EVERYTHING,) if declared is None else declared
+    try:
+        found = await asyncio.to_thread(tool.resources, **tool.arguments(args))
+        return (found,) if isinstance(found, str) else tuple(str(one) for one in found)
+    except (Exception, SystemExit):  # noqa: BLE001 - a tool's code; who does not know what it touches may touch anything
+        return (EVERYTHING,)
+
+
+def is_stoppable(tool: LoadedTool) -> bool:
+    """Whether a call can be cancelled: a coroutine at its next await, a thread never."""
+    return inspect.iscoroutinefunction(tool.function)
+
+
+async def _called(function: Callable[..., Any], tool: LoadedTool, args: bytes, effect_key: str) -> Any:
+    given = dict(tool.arguments(args))
+    if EFFECT_KEY in inspect.signature(function).parameters:
+        given[EFFECT_KEY] = effect_key
+    if inspect.iscoroutinefunction(function):
+        return await function(**given)
+    result = await asyncio.to_thread(function, **given)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _text(result: Any) -> str:
+    """Text as it is, anything else as JSON."""
+    if isinstance(result, str):
+        text = clean(result)
+    elif result is None:
+        return NO_RESULT
+    else:
+        try:
+            text = msgspec.json.encode(result).decode()
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            raise _Unfit(f"it ran, but its result is not JSON: {error}. Return text or plain data.") from None
+    if len(text) > RESULT_LIMIT:
+        raise _Unfit(
+            f"it ran, but its result has {len(text)} characters; the limit is {RESULT_LIMIT}. Write it to a file."
+        )
+    return text
+
+
+class _Unfit(Exception):
+    """A call that succeeded, with a result that cannot be passed on."""
+
+
+def _failure(error: BaseException, folder: str) -> str:
+    match error:
+        case _Unfit():
+            return str(error)
+        case AtlasError():
+            return clean(" ".join(filter(None, (f"{error.message}.", error.hint))))
+        case SystemExit():
+            return f"it called sys.exit({error.code!r})"
+    record = record_of(error, folder, "tool_failed")
+    return "\n".join(filter(None, (record.message, record.detail)))
