@@ -48,6 +48,8 @@ def main() -> int:
     steps = json.dumps({"lines": 3, "pause_s": 0.1})
     second = json.loads(show("run", "effects", "--input", steps, "--json", capture=True))
     show("trace", second["run_id"])
+    say("\nThis agent has no code: a persona, a contract and a model. The model here is a script, and says so.")
+    show("run", "advisor", "Where is the kettle?")
     say("\nEvery event is tied to the one before it by a hash. Nobody changed any:")
     show("verify", "--all")
     say(NEXT)
