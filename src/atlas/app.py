@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from atlas.kernel.state import State
     from atlas.models.router import Router
     from atlas.models.scripted import Script
-    from atlas.vault.folder import FolderVault
 
 T = TypeVar("T")
 
@@ -65,6 +64,48 @@ async def open_host(
     asker: Asker | None = None,
 ) -> AsyncIterator[Host]:
     """An open vault: its ledger, its workers and a driver that starts when it is needed."""
+    from atlas.vault.folder import FolderVault
+
+    clock = clock or SystemClock()
+    vault = FolderVault(root)
+    config = vault.config()
+    ledger = build_ledger(root, config, environ, clock)
+    index = root / ".atlas" / "index.db"
+    async with _host_over(vault, config, ledger, index, environ, clock, agents, asker) as host:
+        yield host
+
+
+@asynccontextmanager
+async def open_ephemeral(
+    environ: Mapping[str, str],
+    *,
+    clock: Clock | None = None,
+    agents: Sequence[type[AgentBase]] = (),
+    asker: Asker | None = None,
+) -> AsyncIterator[Host]:
+    """No vault and no file: agents defined in code, a ledger in memory, models from the environment."""
+    from atlas.kernel.config import Config
+    from atlas.ledger.memory import MemoryLedger
+    from atlas.vault.none import NoVault
+
+    clock = clock or SystemClock()
+    ledger = MemoryLedger(clock)
+    async with _host_over(NoVault(), Config(), ledger, ":memory:", environ, clock, agents, asker) as host:
+        yield host
+
+
+@asynccontextmanager
+async def _host_over(
+    vault: Vault,
+    config: Config,
+    ledger: Ledger,
+    index: Path | str,
+    environ: Mapping[str, str],
+    clock: Clock,
+    agents: Sequence[type[AgentBase]],
+    asker: Asker | None,
+) -> AsyncIterator[Host]:
+    """Everything wired: what runs code, what asks models, what drives."""
     from atlas.control.agents import INLINE_PLACE, Agents
     from atlas.control.delta import Deltas
     from atlas.control.drive import Driver, DriverOptions, Owner, SlotPool
@@ -74,32 +115,26 @@ async def open_host(
     from atlas.engine.inline import InlineExecutor
     from atlas.engine.pool import WorkerPool
     from atlas.engine.process import is_alive, kill, process_of
-    from atlas.vault.folder import FolderVault
     from atlas.vault.validate import compile_schema
 
-    clock = clock or SystemClock()
-    vault = FolderVault(root)
-    config = vault.config()
     execution = config.execution
     contracts = {contract.name: contract for contract in (contract_of(cls) for cls in agents)}
     async with AsyncExitStack() as stack:
-        ledger = build_ledger(root, config, environ, clock)
         await ledger.open()
         stack.push_async_callback(ledger.close)
         workers = await stack.enter_async_context(WorkerPool(idle_s=execution.worker_idle_s, environ=environ))
         here = await stack.enter_async_context(InlineExecutor(dict(zip(contracts, agents, strict=True))))
-
-        slots = SlotPool(execution.max_concurrent_agents)
         known = Agents(vault, ledger, clock, execution, compile_schema, contracts)
         deltas = Deltas()
         asking = asker or await _late_asker(stack, LateAsker(vault, config, environ, ledger, clock))
-        prompts = await stack.enter_async_context(build_prompts(root, ledger, clock, vault, known, asking, deltas))
+        prompts = await stack.enter_async_context(build_prompts(index, ledger, clock, vault, known, asking, deltas))
 
         def executor(state: State) -> Executor:
             if state.created.runtime == "prompt":
                 return prompts
             return here if state.created.place.startswith(INLINE_PLACE) else workers
 
+        slots = SlotPool(execution.max_concurrent_agents)
         world = World(
             ledger=ledger,
             clock=clock,
@@ -118,14 +153,13 @@ async def open_host(
             places=("", *(f"{INLINE_PLACE}{name}" for name in contracts)),
             is_alive=is_alive,
         )
-        driver = Driver(world, slots, options)
         host = Host(
             ledger=ledger,
             vault=vault,
             config=config,
             clock=clock,
             agents=known,
-            driver=driver,
+            driver=Driver(world, slots, options),
             executor=executor,
             deltas=deltas,
             prompts=prompts,
@@ -139,7 +173,7 @@ async def _late_asker(stack: AsyncExitStack, asker: LateAsker) -> LateAsker:
 
 
 def build_prompts(
-    root: Path, ledger: Ledger, clock: Clock, vault: Vault, agents: Agents, asker: Asker, deltas: Deltas
+    index: Path | str, ledger: Ledger, clock: Clock, vault: Vault, agents: Agents, asker: Asker, deltas: Deltas
 ) -> Prompts:
     """The runtime of prompt agents."""
     import msgspec
@@ -150,7 +184,7 @@ def build_prompts(
     from atlas.ledger.search import SqliteIndex
     from atlas.vault.validate import compile_schema
 
-    recall = Recall(ledger, SqliteIndex(root / ".atlas" / "index.db"))
+    recall = Recall(ledger, SqliteIndex(index))
 
     def complain(schema: dict[str, Any], value: Any) -> str | None:
         return "; ".join(compile_schema(schema).complaints(value)[:5]) or None
@@ -192,9 +226,7 @@ def build_ledger(root: Path, config: Config, environ: Mapping[str, str], clock: 
 class LateAsker:
     """Asks models through the configured providers; builds the clients when the first question is asked."""
 
-    def __init__(
-        self, vault: FolderVault, config: Config, environ: Mapping[str, str], ledger: Ledger, clock: Clock
-    ) -> None:
+    def __init__(self, vault: Vault, config: Config, environ: Mapping[str, str], ledger: Ledger, clock: Clock) -> None:
         self._vault = vault
         self._config = config
         self._environ = environ
@@ -230,7 +262,7 @@ class LateAsker:
         from atlas.models.scripted import Script
         from atlas.vault.load import load
 
-        return load(self._vault.read_file(path), Script, path=str(self._vault.root / path))
+        return load(self._vault.read_file(path), Script, path=path)
 
     def _keys(self) -> dict[str, str]:
         """The values of configured keys: `secret:NAME` is the environment's NAME."""
