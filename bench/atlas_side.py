@@ -32,6 +32,7 @@ class Side:
 
     def __init__(self, options: Options) -> None:
         self.vault = Path(options.folder)
+        self.note = self.vault / "run_id"  # tells `load` which run to load
         self.size = options.size
         # In a worker the agent is a folder of the vault; here it is the class above.
         self.agents = [] if options.is_in_worker else [Counter]
@@ -47,7 +48,9 @@ class Side:
     def once(self, steps: int) -> dict[str, Any]:
         """One run in a process that does nothing else."""
         with self.open() as atlas:
-            check(atlas.run("counter", self.input(steps), key="one"), steps)
+            result = atlas.run("counter", self.input(steps))
+        check(result, steps)
+        self.note.write_text(result.run_id)
         return {"bytes": stored_bytes(self.vault / ".atlas")}
 
     def steps(self, steps: int) -> dict[str, Any]:
@@ -82,14 +85,14 @@ class Side:
         from atlas.app import SystemClock, build_ledger, open_host
         from atlas.control.history import load
         from atlas.kernel.config import Config
-        from atlas.kernel.run import RunQuery
+
+        run_id = self.note.read_text()
 
         async def from_ledger() -> Timing:
             timing = Timing()
             ledger = build_ledger(self.vault, Config(), os.environ, SystemClock())
             await ledger.open()
-            page = await ledger.runs(RunQuery(limit=1))
-            history = await load(ledger, page.runs[0].run_id)
+            history = await load(ledger, run_id)
             timing.stop()
             await ledger.close()
             if len(history.answers) != steps or history.state.ended is None:
@@ -99,9 +102,8 @@ class Side:
         async def from_vault(vault: Path) -> Timing:
             timing = Timing()
             async with open_host(vault, os.environ, agents=self.agents) as host:
-                page = await host.runs(RunQuery(limit=1))
-                for run in page.runs:
-                    await load(host.ledger, run.run_id)
+                if vault == self.vault:
+                    await load(host.ledger, run_id)
                 timing.stop()
             return timing
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from atlas.control.agents import Agents
     from atlas.control.delta import Deltas
     from atlas.control.host import Host
-    from atlas.control.prompt import Asker, Prompts
+    from atlas.control.loop import Asker
+    from atlas.control.prompt import Prompts
     from atlas.control.report import Result
     from atlas.engine.agent import AgentBase
     from atlas.kernel.code import Executor
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from atlas.kernel.contract import Contract
     from atlas.kernel.event import Body, Event
     from atlas.kernel.model import Asked, OnDelta, Request
-    from atlas.kernel.port import Clock, Ledger, Vault
+    from atlas.kernel.port import Clock, Ledger, ToolHost, Vault
     from atlas.kernel.run import RunPage, RunQuery
     from atlas.kernel.state import State
     from atlas.models.router import Router
@@ -71,7 +72,11 @@ async def open_host(
     config = vault.config()
     ledger = build_ledger(root, config, environ, clock)
     index = root / ".atlas" / "index.db"
-    async with _host_over(vault, config, ledger, index, environ, clock, agents, asker) as host:
+
+    def agent_folder(name: str) -> str:
+        return str(root / "agents" / name)
+
+    async with _host_over(vault, config, ledger, index, environ, clock, agents, asker, agent_folder) as host:
         yield host
 
 
@@ -90,7 +95,10 @@ async def open_ephemeral(
 
     clock = clock or SystemClock()
     ledger = MemoryLedger(clock)
-    async with _host_over(NoVault(), Config(), ledger, ":memory:", environ, clock, agents, asker) as host:
+    nowhere = NoVault()
+    async with _host_over(
+        nowhere, Config(), ledger, ":memory:", environ, clock, agents, asker, lambda name: ""
+    ) as host:
         yield host
 
 
@@ -104,6 +112,7 @@ async def _host_over(
     clock: Clock,
     agents: Sequence[type[AgentBase]],
     asker: Asker | None,
+    agent_folder: Callable[[str], str],
 ) -> AsyncIterator[Host]:
     """Everything wired: what runs code, what asks models, what drives."""
     from atlas.control.agents import INLINE_PLACE, Agents
@@ -115,6 +124,7 @@ async def _host_over(
     from atlas.engine.inline import InlineExecutor
     from atlas.engine.pool import WorkerPool
     from atlas.engine.process import is_alive, kill, process_of
+    from atlas.engine.tool_host import WorkerToolHost
     from atlas.vault.validate import compile_schema
 
     execution = config.execution
@@ -127,7 +137,10 @@ async def _host_over(
         known = Agents(vault, ledger, clock, execution, compile_schema, contracts)
         deltas = Deltas()
         asking = asker or await _late_asker(stack, LateAsker(vault, config, environ, ledger, clock))
-        prompts = await stack.enter_async_context(build_prompts(index, ledger, clock, vault, known, asking, deltas))
+        tools = await stack.enter_async_context(WorkerToolHost(idle_s=execution.worker_idle_s, environ=environ))
+        prompts = await stack.enter_async_context(
+            build_prompts(index, ledger, clock, vault, known, asking, deltas, tools, agent_folder)
+        )
 
         def executor(state: State) -> Executor:
             if state.created.runtime == "prompt":
@@ -173,31 +186,34 @@ async def _late_asker(stack: AsyncExitStack, asker: LateAsker) -> LateAsker:
 
 
 def build_prompts(
-    index: Path | str, ledger: Ledger, clock: Clock, vault: Vault, agents: Agents, asker: Asker, deltas: Deltas
+    index: Path | str,
+    ledger: Ledger,
+    clock: Clock,
+    vault: Vault,
+    agents: Agents,
+    asker: Asker,
+    deltas: Deltas,
+    tools: ToolHost,
+    agent_folder: Callable[[str], str],
 ) -> Prompts:
     """The runtime of prompt agents."""
-    import msgspec
-
-    from atlas.control.desk import Desks
-    from atlas.control.prompt import Prompts, Tool
+    from atlas.control.desk import Desks, Toolbox
+    from atlas.control.prompt import Prompts
     from atlas.control.recall import Recall
     from atlas.ledger.search import SqliteIndex
+    from atlas.tools.arguments import ArgumentCheck
+    from atlas.tools.builtin import BuiltIns
+    from atlas.tools.discover import Discovery
     from atlas.vault.validate import compile_schema
-
-    recall = Recall(ledger, SqliteIndex(index))
 
     def complain(schema: dict[str, Any], value: Any) -> str | None:
         return "; ".join(compile_schema(schema).complaints(value)[:5]) or None
 
-    def check(tool: Tool, args: str) -> str:
-        try:
-            value = msgspec.json.decode(args or "{}")
-        except msgspec.DecodeError as error:
-            return f"The arguments of {tool.spec.name} are not JSON: {error}."
-        return complain(msgspec.json.decode(tool.spec.schema), value) or ""
-
-    desks = Desks(vault, agents, recall)
-    return Prompts(ledger, clock, asker, recall, desks.lay, check, complain, deltas.of)
+    builtins = BuiltIns()
+    found = Discovery(tools, builtins.definitions)
+    toolbox = Toolbox(found.catalogue, ArgumentCheck(compile_schema).check, builtins.call, tools, agent_folder)
+    desks = Desks(vault, agents, Recall(ledger, SqliteIndex(index)), toolbox)
+    return Prompts(ledger, clock, asker, desks.lay, complain, deltas.of)
 
 
 def build_ledger(root: Path, config: Config, environ: Mapping[str, str], clock: Clock) -> Ledger:
@@ -362,7 +378,8 @@ class Atlas:
         """Parks what is under way and stops; idempotent."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._loop.call_soon_threadsafe(self._closing.set)
+            with suppress(RuntimeError):  # the loop has ended already
+                self._loop.call_soon_threadsafe(self._closing.set)
             thread.join()
 
     def __enter__(self) -> Self:

@@ -14,6 +14,7 @@ import pytest
 
 from atlas.kernel.port import Ledger
 from atlas.ledger.postgres import PostgresLedger
+from atlas.ledger.statement import load_statements
 from atlas.testing.ledger import Case, cases
 
 # The server's clock cannot be moved, so the tests give their databases a clock that can: the same, plus an offset.
@@ -42,14 +43,15 @@ class MovableClock:
 class PostgresRig:
     """An empty database whose time can be moved."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, lock_s: float) -> None:
         self.clock = MovableClock()
+        self._lock_s = lock_s
         self._url = url
         self._folder = folder
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Ledger]:
-        ledger = PostgresLedger(self._url, clock=self.clock, blobs=self._folder / "blobs")
+        ledger = PostgresLedger(self._url, clock=self.clock, blobs=self._folder / "blobs", lock_s=self._lock_s)
         await ledger.open()
         try:
             with psycopg.connect(self._url, autocommit=True) as admin:
@@ -63,7 +65,13 @@ class PostgresRig:
         with psycopg.connect(self._url, autocommit=True) as admin:
             admin.execute("INSERT INTO atlas.test_offset VALUES (%s)", (int(seconds * 1_000_000),))
 
+    @asynccontextmanager
+    async def lock(self) -> AsyncIterator[None]:
+        with psycopg.connect(self._url) as admin:
+            admin.execute(load_statements("postgres")["lock_writes"])
+            yield
 
-@pytest.mark.parametrize("case", cases(can_jump=True, has_peers=True), ids=lambda case: case.name)
+
+@pytest.mark.parametrize("case", cases(can_jump=True, has_peers=True, can_lock=True), ids=lambda case: case.name)
 def test_postgres(case: Case, pg_database: str, tmp_path: Path) -> None:
-    asyncio.run(case.check(PostgresRig(pg_database, tmp_path)))
+    asyncio.run(case.check(PostgresRig(pg_database, tmp_path, lock_s=0.3 if case.needs == "lock" else 10.0)))

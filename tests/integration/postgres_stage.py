@@ -12,7 +12,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +43,9 @@ class Stage:
             await ledger.close()
 
     async def advance(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    def lock(self) -> AbstractAsyncContextManager[None]:
         raise NotImplementedError
 
 

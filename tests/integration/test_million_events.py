@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from atlas.kernel.chain import GENESIS, check_chain, seal
 from atlas.kernel.event import Draft, Spend
 from atlas.kernel.run import Append, InboxItem, Lease, NewRun, NewSignal, RunQuery, RunRow, TreeLimits
-from atlas.ledger import migrate, sqlite_commit, sqlite_queue, sqlite_read
+from atlas.ledger import commit, migrate, queue, read, sqlite_read
 from atlas.ledger.sqlite_desk import SqliteDesk, connect
 from atlas.ledger.statement import load_migrations, load_statements
 from atlas.testing.clock import START_US, FakeClock
@@ -84,8 +84,9 @@ class Store:
         self.runs = runs
         self.clock = FakeClock(START_US + 60_000_000)
         self.db = connect(path, busy_s=1.0, is_reader=False)
-        migrate.prepare(self.db, path, load_migrations("sqlite"), self.clock, 1.0)
-        self.desk = SqliteDesk(self.db, SQL, self.clock)
+        migrations = load_migrations("sqlite")
+        migrate.prepare(self.db, path, migrations, self.clock, 1.0)
+        self.desk = SqliteDesk(self.db, path, SQL, len(migrations), self.clock)
         self._fill()
 
     def id(self, back: int) -> str:
@@ -106,7 +107,7 @@ class Store:
             count = 0
             statements = []
             if is_write:
-                self.desk.begin()
+                self.desk.begin(())
             self.db.set_progress_handler(step, 1)
             self.db.set_trace_callback(statements.append)
             try:
@@ -150,7 +151,7 @@ class Store:
 
     def _chain(self, run_id: str) -> None:
         link = GENESIS
-        for event in sqlite_read.events(self.db, SQL, run_id, 0, 0):
+        for event in read.events(self.db, SQL, run_id, 0, 0):
             note = Draft(event.kind, event.time_us, event.principal, event.body)
             sealed = seal(note, run_id, event.seq, event.position, link, event.salt)
             link = sealed.hash
@@ -198,20 +199,20 @@ def _reads(store: Store) -> dict[str, Callable[[], Any]]:
         f"runs: {name}": partial(sqlite_read.runs, db, SQL, query) for name, query in _queries(store).items()
     }
     works |= {
-        "run": lambda: sqlite_read.run(db, SQL, middle),
-        "events": lambda: sqlite_read.events(db, SQL, middle, 0, 0),
-        "events after": lambda: sqlite_read.events(db, SQL, middle, 40, 5),
-        "feed": lambda: sqlite_read.feed(db, SQL, head // 2, 20),
-        "newest of the feed": lambda: sqlite_read.feed(db, SQL, head - 20, 20),
-        "head": lambda: sqlite_read.head(db, SQL),
-        "signals of a run": lambda: sqlite_read.signals(db, SQL, store.id(2 * OPEN)),
-        "signals": lambda: sqlite_read.signals(db, SQL, ""),
-        "inbox": lambda: sqlite_read.inbox(db, SQL, ""),
-        "inbox of a run": lambda: sqlite_read.inbox(db, SQL, store.id(2 * OPEN)),
-        "session": lambda: sqlite_read.session(db, SQL, f"ses_{store.runs // 20:08d}"),
-        "spend": lambda: sqlite_read.spend(db, SQL, "2026-01-01", "agent_3"),
-        "last children": lambda: sqlite_read.last_children(db, SQL, "agent_1", "snap", PAGE),
-        "last children of an old agent": lambda: sqlite_read.last_children(db, SQL, "agent_old", "snap", PAGE),
+        "run": lambda: read.run(db, SQL, middle),
+        "events": lambda: read.events(db, SQL, middle, 0, 0),
+        "events after": lambda: read.events(db, SQL, middle, 40, 5),
+        "feed": lambda: read.feed(db, SQL, head // 2, 20),
+        "newest of the feed": lambda: read.feed(db, SQL, head - 20, 20),
+        "head": lambda: read.head(db, SQL),
+        "signals of a run": lambda: read.signals(db, SQL, store.id(2 * OPEN)),
+        "signals": lambda: read.signals(db, SQL, ""),
+        "inbox": lambda: read.inbox(db, SQL, ""),
+        "inbox of a run": lambda: read.inbox(db, SQL, store.id(2 * OPEN)),
+        "session": lambda: read.session(db, SQL, f"ses_{store.runs // 20:08d}"),
+        "spend": lambda: read.spend(db, SQL, "2026-01-01", "agent_3"),
+        "last children": lambda: read.last_children(db, SQL, "agent_1", "snap", PAGE),
+        "last children of an old agent": lambda: read.last_children(db, SQL, "agent_old", "snap", PAGE),
         "owners": lambda: sqlite_read.owners(db, SQL, store.clock.now_us()),
     }
     return works
@@ -227,27 +228,27 @@ def _writes(store: Store) -> dict[str, Callable[[], Any]]:
     child = replace(new, run_id="run_child", parent_run_id=run_id, root_run_id=run_id, key="", session_id="")
     item = InboxItem(run_id, "step:9", "approval", "agent_3", "owner", b"{}", now_us)
     next_turn = replace(new, session_id=f"ses_{store.runs // 20:08d}", agent="", principal="")
-    session = sqlite_read.session(store.db, SQL, next_turn.session_id)
+    session = read.session(store.db, SQL, next_turn.session_id)
     next_turn = replace(next_turn, agent=session.agent, principal=session.principal)
-    wanted = sqlite_queue.Wanted("bob", 5, 60.0, 1000, ("",), "")
-    late = sqlite_queue.Wanted("bob", 5, 60.0, 1000, ("",), parked)
+    wanted = queue.Wanted("bob", 5, 60.0, 1000, ("",), "")
+    late = queue.Wanted("bob", 5, 60.0, 1000, ("",), parked)
     return {
-        "submit": lambda: sqlite_commit.submit(desk, new),
-        "submit to an old session": lambda: sqlite_commit.submit(desk, next_turn),
-        "submit again": lambda: sqlite_commit.submit(desk, replace(new, key=run_id, agent="agent_0", principal="x")),
-        "claim": lambda: sqlite_queue.claim(desk, wanted),
-        "claim one": lambda: sqlite_queue.claim(desk, late),
-        "renew": lambda: sqlite_queue.renew(desk, [lease], 60.0),
-        "expire": lambda: sqlite_queue.expire(desk, "ann"),
-        "append": lambda: sqlite_commit.append(desk, Append(lease, (note, note), spend=Spend(1, 2, 3, 4))),
-        "append with all there is": lambda: sqlite_commit.append(
+        "submit": lambda: commit.submit(desk, new),
+        "submit to an old session": lambda: commit.submit(desk, next_turn),
+        "submit again": lambda: commit.submit(desk, replace(new, key=run_id, agent="agent_0", principal="x")),
+        "claim": lambda: queue.claim(desk, wanted),
+        "claim one": lambda: queue.claim(desk, late),
+        "renew": lambda: queue.renew(desk, [lease], 60.0),
+        "expire": lambda: queue.expire(desk, "ann"),
+        "append": lambda: commit.append(desk, Append(lease, (note, note), spend=Spend(1, 2, 3, 4))),
+        "append with all there is": lambda: commit.append(
             desk,
             Append(lease, (note,), children=(child,), tree_limits=TreeLimits(99, 99), inbox_open=(item,)),
         ),
-        "park": lambda: sqlite_commit.append(desk, Append(lease, (note,), state="waiting", release=True)),
-        "end": lambda: sqlite_commit.append(desk, Append(lease, (note,), state="succeeded")),
-        "signal": lambda: sqlite_commit.insert_signal(desk, NewSignal("sig_new", parked, "answer", "owner", b"{}")),
-        "erase": lambda: sqlite_commit.erase(desk, store.id(store.runs // 2), 25),
+        "park": lambda: commit.append(desk, Append(lease, (note,), state="waiting", release=True)),
+        "end": lambda: commit.append(desk, Append(lease, (note,), state="succeeded")),
+        "signal": lambda: commit.insert_signal(desk, NewSignal("sig_new", parked, "answer", "owner", b"{}")),
+        "erase": lambda: commit.erase(desk, store.id(store.runs // 2), 25),
     }
 
 
@@ -282,15 +283,15 @@ def test_a_hundred_times_the_events_cost_no_more_work(stores: tuple[Store, Store
 @pytest.mark.slow
 def test_pages_of_a_million_events_hold_what_they_should(stores: tuple[Store, Store]) -> None:
     _, large = stores
-    rows = [sqlite_read._run_row(row) for row in large.db.execute(f"{SQL['select_run']} ORDER BY run_id DESC")]
+    rows = [read._run_row(row) for row in large.db.execute(f"{SQL['select_run']} ORDER BY run_id DESC")]
     for name, query in _queries(large).items():
         expected = [row for row in rows if _matches(row, query)]
         page = sqlite_read.runs(large.db, SQL, query)
         assert list(page.runs) == expected[:PAGE], name
         assert page.next == (expected[PAGE - 1].run_id if len(expected) > PAGE else ""), name
     for number in range(CHAINED):
-        row = sqlite_read.run(large.db, SQL, large.id(number * large.runs // CHAINED))
-        events = sqlite_read.events(large.db, SQL, row.run_id, 0, 0)
+        row = read.run(large.db, SQL, large.id(number * large.runs // CHAINED))
+        events = read.events(large.db, SQL, row.run_id, 0, 0)
         assert check_chain(row.run_id, events, row.head_seq, row.head_hash) is None
 
 

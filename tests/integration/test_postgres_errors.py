@@ -138,6 +138,35 @@ def test_a_newer_schema_is_refused_with_the_version_that_can_read_it(pg_database
     assert (error.reason, "7.8.9" in error.message, "7.8.9" in error.hint) == ("ledger_too_new", True, True)
 
 
+def test_a_schema_that_becomes_newer_under_an_open_ledger_is_noticed(pg_database: str, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with open_scene(pg_database, tmp_path) as scene:
+            await scene.submit()
+            with psycopg.connect(pg_database, autocommit=True) as admin:
+                admin.execute("UPDATE atlas.meta SET value = '99' WHERE name = 'schema'")
+                admin.execute("UPDATE atlas.meta SET value = '7.8.9' WHERE name = 'atlas_version'")
+            for _ in range(2):
+                with pytest.raises(Conflict, match=r"7\.8\.9") as caught:
+                    await scene.submit()
+                assert caught.value.reason == "ledger_too_new"
+            assert await scene.ledger.head() == 1, "nothing was written"
+
+    asyncio.run(check())
+
+
+def test_what_a_consumed_signal_said_is_kept_by_the_event_only(pg_database: str, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with open_scene(pg_database, tmp_path) as scene:
+            run, lease = await scene.hold()
+            signal = scene.new_signal(run.run_id, body=b'{"secret":1}')
+            await scene.ledger.signal(signal)
+            await scene.ledger.append(Append(lease, (scene.note("heard"),), consumed=(signal.id,)))
+
+    asyncio.run(check())
+    with psycopg.connect(pg_database) as admin:
+        assert admin.execute("SELECT body, consumed_seq FROM atlas.signal").fetchall() == [(b"", 2)]
+
+
 def test_a_schema_of_another_program_is_left_alone(pg_database: str, tmp_path: Path) -> None:
     with psycopg.connect(pg_database, autocommit=True) as admin:
         admin.execute("CREATE SCHEMA atlas CREATE TABLE run (mine int)")

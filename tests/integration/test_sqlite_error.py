@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ import pytest
 
 from atlas.kernel.chain import check_chain
 from atlas.kernel.errors import AtlasError, Conflict, Fault, LedgerCorrupt, LedgerUnavailable
-from atlas.kernel.event import NULL, RunCreated, draft
-from atlas.kernel.run import Append, Lease, NewRun
+from atlas.kernel.event import NULL, Draft, RunCreated, draft
+from atlas.kernel.run import Append, Lease, NewRun, RunQuery
 from atlas.ledger.sqlite import SqliteLedger
+from atlas.ledger.sqlite_desk import SqliteDesk
 from atlas.testing.clock import FakeClock
 
 CHILD = Path(__file__).with_name("sqlite_child.py")
@@ -50,6 +51,14 @@ def fill(folder: Path, runs: int = 3) -> None:
             await ledger.submit(new_run(number))
 
     asyncio.run(with_ledger(make(folder), work))
+
+
+async def outcome(pending: Awaitable[Any]) -> str:
+    try:
+        await pending
+    except AtlasError as error:
+        return error.reason
+    return "ok"
 
 
 def refusal(ledger: SqliteLedger) -> AtlasError:
@@ -152,6 +161,33 @@ def test_a_short_lock_is_waited_for(locked: tuple[Path, subprocess.Popen[str]]) 
     asyncio.run(with_ledger(make(folder, busy_s=20), work))
 
 
+class SmallLedger(SqliteLedger):
+    """A ledger whose file can hardly grow."""
+
+    def _open_desk(self) -> SqliteDesk:
+        desk = super()._open_desk()
+        [(pages,)] = desk.connection.execute("PRAGMA page_count")
+        desk.connection.execute(f"PRAGMA max_page_count = {pages + 8}")
+        return desk
+
+
+def test_what_does_not_fit_takes_along_what_was_built_on_it(tmp_path: Path) -> None:
+    async def work(ledger: SqliteLedger) -> None:
+        taken = await ledger.claim("ann", limit=2, lease_s=60, max_running=10)
+        mine, other = (claimed.lease for claimed in taken)
+        large, small = Draft("logged", 1, "owner", b"x" * 100_000), Draft("logged", 1, "owner", b"{}")
+        batches = [Append(mine, (small,)), Append(mine, (large,)), Append(mine, (small,)), Append(other, (small,))]
+        answers = [await outcome(one) for one in [ledger.append(batch) for batch in batches]]
+        assert answers == ["ok", "disk_full", "append_lost", "ok"]
+        assert await outcome(ledger.append(Append(mine, (small,)))) == "ok"
+        row, events = await ledger.run(mine.run_id), await ledger.events(mine.run_id)
+        assert check_chain(row.run_id, events, row.head_seq, row.head_hash) is None
+        assert len(events) == 3
+
+    fill(tmp_path)
+    asyncio.run(with_ledger(SmallLedger(tmp_path / "ledger.db", clock=FakeClock(), blobs=tmp_path / "blobs"), work))
+
+
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
     error = refusal(make(tmp_path / "nowhere"))
     assert (type(error), error.reason) == (LedgerUnavailable, "cannot_open")
@@ -223,6 +259,26 @@ def test_a_newer_ledger_names_the_version_that_wrote_it(tmp_path: Path) -> None:
     assert (type(error), error.reason) == (Conflict, "ledger_too_new")
     assert "7.8.9" in error.message
     assert "7.8.9" in error.hint
+
+
+def test_a_schema_that_becomes_newer_under_an_open_ledger_is_noticed(tmp_path: Path) -> None:
+    async def work(ledger: SqliteLedger) -> None:
+        assert await ledger.head() == 3
+        with sqlite3.connect(tmp_path / "ledger.db") as newer:
+            newer.execute("PRAGMA user_version = 99")
+            newer.execute("UPDATE meta SET value = '7.8.9' WHERE name = 'atlas_version'")
+        newer.close()
+        calls = [ledger.submit(new_run(10)), ledger.submit(new_run(11)), ledger.head(), ledger.runs(RunQuery())]
+        for call in calls:
+            with pytest.raises(Conflict, match=r"7\.8\.9") as caught:
+                await call
+            assert caught.value.reason == "ledger_too_new"
+
+    fill(tmp_path)
+    asyncio.run(with_ledger(make(tmp_path), work))
+    with sqlite3.connect(tmp_path / "ledger.db") as newer:
+        assert newer.execute("SELECT count(*) FROM run").fetchone() == (3,), "nothing was written"
+    newer.close()
 
 
 def test_a_ledger_that_failed_to_open_opens_when_the_cause_is_gone(tmp_path: Path) -> None:

@@ -2,38 +2,146 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from atlas.control.agents import Agents
-from atlas.control.prompt import RECALL_LIMIT, Desk, Outcome, Tool
 from atlas.control.recall import Recall
 from atlas.kernel.code import Job
 from atlas.kernel.contract import Contract
 from atlas.kernel.errors import NotFound
-from atlas.kernel.model import ToolSpec
-from atlas.kernel.port import Vault
+from atlas.kernel.model import ToolCall, ToolResult
+from atlas.kernel.port import ToolHost, Vault
+from atlas.kernel.tool import ToolDefinition, ToolFinding, ToolOutcome
 
 PERSONA: Final = ("IDENTITY.md", "SOUL.md", "USER.md")
-_RATE: Final = 3.6
+ALWAYS: Final = ("note", "recall")
+RECALL_TOKENS: Final = 1_000
+BYTES_PER_TOKEN: Final = 3.6
+
+
+class Offer(Protocol):
+    """A tool that an agent may use and the folder that has it; no folder for a built-in one."""
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """What it declares."""
+        ...
+
+    @property
+    def folder(self) -> str:
+        """Where it lies."""
+        ...
+
+
+class Checked(Protocol):
+    """A call whose tool exists and whose arguments fit it."""
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """The tool."""
+        ...
+
+    @property
+    def args(self) -> bytes:
+        """What is performed and recorded."""
+        ...
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The same, decoded."""
+        ...
+
+
+class Toolbox(msgspec.Struct, frozen=True):
+    """The tools of a host, as functions: finding, checking, and performing the built-in ones."""
+
+    catalogue: Callable[[Sequence[str], Sequence[str] | None, Sequence[str]], Awaitable[Mapping[str, Offer]]]
+    check: Callable[[ToolCall, Mapping[str, ToolDefinition]], Checked | ToolResult]
+    call_builtin: Callable[[str, str, bytes], Awaitable[ToolOutcome]]
+    host: ToolHost
+    agent_folder: Callable[[str], str]
+
+
+class Desk:
+    """An agent's contract, persona and tools for one turn."""
+
+    def __init__(
+        self,
+        job: Job,
+        contract: Contract,
+        system: tuple[str, ...],
+        offers: Mapping[str, Offer],
+        toolbox: Toolbox,
+        recall: Recall,
+    ) -> None:
+        self.contract = contract
+        self.system = system
+        self.tools = {name: offer.definition for name, offer in offers.items()}
+        self._job = job
+        self._offers = offers
+        self._toolbox = toolbox
+        self._recall = recall
+
+    def check(self, call: ToolCall) -> Checked | ToolResult:
+        """The call, ready to be performed, or what tells the model what is wrong with it."""
+        return self._toolbox.check(call, self.tools)
+
+    async def touched(self, checked: Checked) -> tuple[str, ...] | None:
+        """What a call would touch, when its tool computes that."""
+        offer = self._offers[checked.definition.name]
+        if not checked.definition.computes_resources:
+            return None
+        return await self._toolbox.host.resources(offer.folder, checked.definition.name, checked.args)
+
+    async def perform(self, checked: Checked, effect_key: str) -> ToolOutcome:
+        """What the call comes to."""
+        name = checked.definition.name
+        if name == "recall":
+            return ToolOutcome(await self._bring_back(checked.value))
+        offer = self._offers[name]
+        if not offer.folder:
+            folder = self._toolbox.agent_folder(self._job.agent)
+            return await self._toolbox.call_builtin(folder, name, checked.args)
+        return await self._toolbox.host.call(offer.folder, name, checked.args, effect_key)
+
+    async def probe(self, checked: Checked, effect_key: str) -> ToolFinding:
+        """Whether a call that may have happened did."""
+        offer = self._offers[checked.definition.name]
+        return await self._toolbox.host.probe(offer.folder, checked.definition.name, checked.args, effect_key)
+
+    async def _bring_back(self, wanted: Mapping[str, Any]) -> str:
+        session_id, handle, words = self._job.session_id, wanted.get("handle"), wanted.get("find")
+        if handle:
+            start = int(wanted.get("start") or 0)
+            return await self._recall.by_handle(session_id, str(handle), start, RECALL_TOKENS, BYTES_PER_TOKEN)
+        if words:
+            return await self._recall.by_words(session_id, str(words), RECALL_TOKENS, BYTES_PER_TOKEN)
+        return "Give a handle or words to find."
 
 
 class Desks:
     """Lays out desks."""
 
-    def __init__(self, vault: Vault, agents: Agents, recall: Recall) -> None:
+    def __init__(self, vault: Vault, agents: Agents, recall: Recall, toolbox: Toolbox) -> None:
         self._vault = vault
         self._agents = agents
         self._recall = recall
+        self._toolbox = toolbox
         self._guide = (resources.files("atlas.control") / "guide.md").read_text(encoding="utf-8")
 
     async def lay(self, job: Job) -> Desk:
         """The desk for a job; persona edits count from the next turn on."""
         contract = await self._agents.contract(job.snapshot)
-        tools = {tool.spec.name: tool for tool in self._tools(job) if _is_allowed(contract, tool.spec.name)}
-        return Desk(contract, (*self._persona(contract), self._guide), tools)
+        allow = contract.tools.allow
+        folders = (job.folder,) if job.folder else ()
+        allowed = None if allow is None else (*allow, *ALWAYS)
+        offers = await self._toolbox.catalogue(folders, allowed, contract.tools.deny)
+        system = (*self._persona(contract), self._guide)
+        return Desk(job, contract, system, offers, self._toolbox, self._recall)
 
     def _persona(self, contract: Contract) -> tuple[str, ...]:
         shared = contract.persona.use
@@ -45,68 +153,3 @@ class Desks:
             except NotFound:
                 continue
         return tuple(texts) or (contract.description,)
-
-    def _tools(self, job: Job) -> tuple[Tool, ...]:
-        async def recall(args: bytes, key: str) -> Outcome:
-            wanted: dict[str, Any] = msgspec.json.decode(args)
-            handle, words = wanted.get("handle"), wanted.get("find")
-            if handle:
-                start = int(wanted.get("start") or 0)
-                text = await self._recall.by_handle(job.session_id, str(handle), start, RECALL_LIMIT, _RATE)
-            elif words:
-                text = await self._recall.by_words(job.session_id, str(words), RECALL_LIMIT, _RATE)
-            else:
-                return Outcome("Give a handle or words to find.", is_error=True)
-            return Outcome(text)
-
-        async def note(args: bytes, key: str) -> Outcome:
-            return Outcome("noted")
-
-        return (
-            Tool(_spec("recall"), "read_only", recall, idempotent=True),
-            Tool(_spec("note"), "read_only", note, idempotent=True),
-        )
-
-
-def _is_allowed(contract: Contract, name: str) -> bool:
-    from fnmatch import fnmatchcase
-
-    if any(fnmatchcase(name, pattern) for pattern in contract.tools.deny):
-        return False
-    allowed = contract.tools.allow
-    return allowed is None or any(fnmatchcase(name, pattern) for pattern in (*allowed, "note", "recall"))
-
-
-def _spec(name: str) -> ToolSpec:
-    description, schema = _BUILT_IN[name]
-    return ToolSpec(name, description, msgspec.Raw(msgspec.json.encode(schema)))
-
-
-_BUILT_IN: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "recall": (
-        "Bring back what this session recorded: exactly, by handle, or by searching for words.",
-        {
-            "type": "object",
-            "properties": {
-                "handle": {"type": "string", "description": "t12 is a turn, t12.3 a step, t12.3.2 a tool call."},
-                "find": {"type": "string", "description": "Words to search for in everything recorded."},
-                "start": {"type": "integer", "minimum": 0, "description": "The byte to begin at."},
-            },
-            "additionalProperties": False,
-        },
-    ),
-    "note": (
-        "Keep something in sight until it is closed.",
-        {
-            "type": "object",
-            "properties": {
-                "kind": {"enum": ["requirement", "plan", "mission", "report", "fact"]},
-                "key": {"type": "string", "description": "A short name; the same name changes the note."},
-                "text": {"type": "string"},
-                "status": {"enum": ["open", "done"]},
-            },
-            "required": ["kind", "key", "text"],
-            "additionalProperties": False,
-        },
-    ),
-}

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from atlas.control.prompt import MAX_REPAIRS, Asker, bare_json, spend_of
+from atlas.control.loop import MAX_REPAIRS, Asker, bare_json, spend_of
 from atlas.control.world import Effected
 from atlas.kernel.errors import RunFailed
 from atlas.kernel.event import NO_SPEND

@@ -32,7 +32,7 @@ async def perform(tool: LoadedTool, args: bytes, effect_key: str, folder: str) -
     try:
         text, is_error = _text(await _called(tool.function, tool, args, effect_key)), False
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool's code raises is the call's outcome
-        text, is_error = _failure(error, folder), True
+        text, is_error = _failure(_from_there(error, tool.function), folder), True
     return ToolOutcome(text, is_error, (time.perf_counter_ns() - began) // 1000)
 
 
@@ -98,6 +98,15 @@ def _text(result: Any) -> str:
 
 class _Unfit(Exception):
     """A call that succeeded, with a result that cannot be passed on."""
+
+
+def _from_there(error: BaseException, function: Callable[..., Any]) -> BaseException:
+    """The error with its trace from the tool's own function on: how it came to be called there is nobody's business."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not code:
+        trace = trace.tb_next
+    return error if trace is None else error.with_traceback(trace)
 
 
 def _failure(error: BaseException, folder: str) -> str:

@@ -7,11 +7,13 @@ may kill it at any instruction.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, assert_never
 
@@ -43,8 +45,9 @@ THREADS: Final = 64
 class ToolServer:
     """One process's work. Writing blocks (the driver always reads); reading never does."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, limit_memory: Callable[[int], None]) -> None:
         self._sock = sock
+        self._limit_memory = limit_memory
         self._frames = Frames()
         self._orders: asyncio.Queue[ToTools] = asyncio.Queue()
         self._writing = threading.Lock()
@@ -78,9 +81,7 @@ class ToolServer:
                 assert_never(order)
 
     def _load(self, order: LoadTools) -> None:
-        from atlas.engine.worker import limit_memory
-
-        limit_memory(order.memory_mb)
+        self._limit_memory(order.memory_mb)
         self._folder = order.folder
         self._loaded = load_tools(order.folder)
         route_output()
@@ -107,8 +108,10 @@ class ToolServer:
                 ended = CallEnded(order.id, outcome.text, outcome.is_error, outcome.duration_us, clean(printed.text))
             except asyncio.CancelledError:
                 ended = CallEnded(order.id, "it was stopped", True, 0, clean(printed.text), is_stopped=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            # A tool may have closed or replaced it; what cannot be flushed is not there to be lost.
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
         self._write(ended)
 
     def _write(self, message: FromTools) -> None:

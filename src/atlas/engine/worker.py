@@ -20,6 +20,7 @@ from atlas.engine.agent import AgentBase
 from atlas.engine.conversation import Conversation
 from atlas.engine.execution import call_hook, cancelled, create, execute
 from atlas.engine.load import load_class
+from atlas.engine.tool_wire import OPENING_BYTES, begins_with_tools
 from atlas.engine.wire import (
     OUT_OF_MEMORY,
     TO_WORKER,
@@ -41,14 +42,22 @@ _SWEEP_S: Final = 1.0
 
 
 def serve(fd: int) -> None:
-    """Serves jobs from the socket until told to stop; returns when the process should exit."""
+    """Serves jobs from the socket until told to stop; returns when the process should exit.
+
+    What the process is for, an agent's code or tools, its first message says.
+    """
     # A handler that does nothing, not SIG_IGN: programs that the agent starts must not inherit deafness to Ctrl-C.
     signal.signal(signal.SIGINT, lambda *_: None)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     with socket.socket(fileno=fd) as sock:
-        asyncio.run(Worker(sock).serve())
+        if begins_with_tools(sock.recv(OPENING_BYTES, socket.MSG_PEEK | socket.MSG_WAITALL)):
+            from atlas.engine.tool_server import ToolServer
+
+            asyncio.run(ToolServer(sock, limit_memory).serve())
+        else:
+            asyncio.run(Worker(sock).serve())
 
 
 class Worker:

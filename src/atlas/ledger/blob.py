@@ -24,6 +24,7 @@ class FileBlobs:
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._folder = folder
         self._clock = clock
+        self._is_synced = False  # whether the name of the folder itself is on disk
 
     def put(self, data: bytes) -> str:
         """The digest under which the bytes are durably kept."""
@@ -35,6 +36,9 @@ class FileBlobs:
             # Also when file and folder were there: whoever made them may not have come to sync their names yet.
             _sync_folder(path.parent)
             _sync_folder(self._folder)
+            if not self._is_synced:
+                _sync_folder(self._folder.parent)
+                self._is_synced = True  # only now: who comes before this syncs for himself
         except OSError as error:
             raise _unavailable(error, path) from error
         return digest

@@ -11,6 +11,7 @@ from typing import Final
 from atlas.kernel.errors import Conflict
 from atlas.kernel.ident import LEDGER, new_id
 from atlas.kernel.port import Clock
+from atlas.ledger.rule import too_new
 from atlas.ledger.sqlite_error import is_busy
 
 APPLICATION_ID: Final = 0x41544C53  # "ATLS" in the file's header
@@ -60,8 +61,27 @@ def split(script: str) -> list[str]:
     return statements
 
 
+def check_schema(connection: sqlite3.Connection, path: Path, known: int) -> int:
+    """The number of the file's schema; Conflict when it is newer than `known`."""
+    found = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if found > known:
+        row = connection.execute("SELECT value FROM meta WHERE name = 'atlas_version'").fetchone()
+        raise too_new(found, known, row[0] if row else "", str(path))
+    return found
+
+
+def atlas_version() -> str:
+    """The version of this Atlas, as a ledger notes it when its schema changes."""
+    from importlib import metadata  # slow to import, and only needed when a schema changes
+
+    try:
+        return metadata.version("atlas-agents")
+    except metadata.PackageNotFoundError:
+        return "from source"
+
+
 def _schema(connection: sqlite3.Connection, path: Path, known: int) -> int:
-    """The number of the file's schema, 0 for an empty file."""
+    """The number of the file's schema, 0 for an empty file; Conflict when it is newer or no ledger's."""
     found = int(connection.execute("PRAGMA user_version").fetchone()[0])
     application = int(connection.execute("PRAGMA application_id").fetchone()[0])
     is_empty = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
@@ -72,16 +92,7 @@ def _schema(connection: sqlite3.Connection, path: Path, known: int) -> int:
             where=str(path),
             code="not_a_ledger",
         )
-    if found > known:
-        row = connection.execute("SELECT value FROM meta WHERE name = 'atlas_version'").fetchone()
-        version = row[0] if row else "a newer version"
-        raise Conflict(
-            f"this ledger was written by Atlas {version} with schema {found}; this Atlas knows schema {known}",
-            hint=f"Open it with Atlas {version} or newer.",
-            where=str(path),
-            code="ledger_too_new",
-        )
-    return found
+    return check_schema(connection, path, known)
 
 
 def _enter_wal(connection: sqlite3.Connection, busy_s: float) -> None:
@@ -103,17 +114,8 @@ def _enter_wal(connection: sqlite3.Connection, busy_s: float) -> None:
 
 def _stamp(connection: sqlite3.Connection, clock: Clock, *, is_new: bool) -> None:
     now_us = clock.now_us()
-    values = {"atlas_version": _atlas_version()}
+    values = {"atlas_version": atlas_version()}
     if is_new:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         values |= {"ledger_id": new_id(LEDGER, now_us, clock.entropy(10)), "created_us": str(now_us)}
     connection.executemany("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", values.items())
-
-
-def _atlas_version() -> str:
-    from importlib import metadata  # slow to import, and only needed when a schema changes
-
-    try:
-        return metadata.version("atlas-agents")
-    except metadata.PackageNotFoundError:
-        return "from source"

@@ -7,33 +7,17 @@ by an advisory lock of the database. The driver is imported when a ledger is ope
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from atlas.kernel.errors import Unavailable
-from atlas.kernel.event import Event
 from atlas.kernel.port import Clock, Wake
-from atlas.kernel.run import (
-    Append,
-    Appended,
-    Claimed,
-    InboxItem,
-    Lease,
-    NewRun,
-    NewSignal,
-    RunPage,
-    RunQuery,
-    RunRow,
-    SessionRow,
-    Signal,
-    SpendRow,
-    Submitted,
-)
-from atlas.ledger import postgres_read, rule, sqlite_commit, sqlite_queue, sqlite_read
-from atlas.ledger.blob import FileBlobs
+from atlas.kernel.run import Lease, RunPage, RunQuery
+from atlas.ledger import postgres_read, rule
+from atlas.ledger.database import DatabaseLedger
+from atlas.ledger.desk import Desk
 from atlas.ledger.wake import Hub, Subscription
 
 if TYPE_CHECKING:
@@ -44,7 +28,7 @@ LOCK_S: Final = 10.0
 PATIENCE_S: Final = 30.0
 
 
-class PostgresLedger:
+class PostgresLedger(DatabaseLedger):
     """A `Ledger` in schema `atlas` of one database. Usable from several event loops and threads, not across a fork.
 
     While the server is away, calls wait up to `patience_s` for it to come back and then raise LedgerUnavailable.
@@ -60,13 +44,11 @@ class PostgresLedger:
         patience_s: float = PATIENCE_S,
         readers: int = 2,
     ) -> None:
+        super().__init__(clock, blobs)
         self._url = url
-        self._clock = clock
-        self._blobs = FileBlobs(blobs, clock)
         self._lock_s = lock_s
         self._patience_s = patience_s
         self._readers = readers
-        self._pid = os.getpid()
         self._every = Hub()
         self._work = Hub()
         self._threads: Threads | None = None
@@ -74,6 +56,8 @@ class PostgresLedger:
     async def open(self) -> None:
         """Connects, migrates an older schema, refuses a newer one with the version that can read it."""
         self._check_process()
+        if self._threads is not None:
+            return
         try:
             from atlas.ledger.postgres_threads import Threads
         except ImportError as error:
@@ -100,97 +84,13 @@ class PostgresLedger:
         if threads is not None:
             await threads.stop()
 
-    async def submit(self, run: NewRun) -> Submitted:
-        """Creates the run with its first event, or finds the one made before."""
-        return await self._write(lambda desk: sqlite_commit.submit(desk, run))
-
-    async def claim(
-        self,
-        owner: str,
-        *,
-        limit: int,
-        lease_s: float,
-        max_running: int,
-        places: Sequence[str] = ("",),
-        run_id: str = "",
-    ) -> list[Claimed]:
-        """Takes runs that are due or whose lease has lapsed."""
-        wanted = sqlite_queue.Wanted(owner, limit, lease_s, max_running, tuple(places), run_id)
-        return await self._write(lambda desk: sqlite_queue.claim(desk, wanted))
-
-    async def renew(self, leases: Sequence[Lease], lease_s: float) -> list[Lease]:
-        """Extends the leases still held; the others are missing from the answer."""
-        return await self._write(lambda desk: sqlite_queue.renew(desk, leases, lease_s))
-
     async def owners(self) -> list[str]:
         """Who holds leases now."""
         return await self._read(postgres_read.owners)
 
-    async def expire(self, owner: str) -> int:
-        """Lets the leases of an owner lapse at once."""
-        return await self._write(lambda desk: sqlite_queue.expire(desk, owner))
-
-    def append(self, batch: Append) -> Awaitable[Appended]:
-        """Commits the batch; its place in the order is fixed by this call, not by the await."""
-        return self._opened().writer.append(batch)
-
-    async def signal(self, signal: NewSignal) -> bool:
-        """Inserts the signal once, and queues the run when it is parked."""
-        return await self._write(lambda desk: sqlite_commit.insert_signal(desk, signal))
-
-    async def signals(self, run_id: str = "") -> list[Signal]:
-        """Open signals, oldest first: of one run, or of all that have not ended."""
-        return await self._read(sqlite_read.signals, run_id)
-
-    async def events(self, run_id: str, *, after: int = 0, limit: int = 0) -> list[Event]:
-        """The run's events in order."""
-        return await self._read(sqlite_read.events, run_id, after, limit)
-
-    async def feed(self, after: int, limit: int) -> list[Event]:
-        """Events of all runs in commit order."""
-        return await self._read(sqlite_read.feed, after, limit)
-
-    async def head(self) -> int:
-        """The global position of the newest event."""
-        return await self._read(sqlite_read.head)
-
-    async def run(self, run_id: str) -> RunRow:
-        """The run's row, or NotFound."""
-        return await self._read(sqlite_read.run, run_id)
-
     async def runs(self, query: RunQuery) -> RunPage:
         """One page of runs, newest first."""
         return await self._read(postgres_read.runs, query)
-
-    async def last_children(self, agent: str, snapshot: str, limit: int) -> list[RunRow]:
-        """The newest ended child runs of an agent with this snapshot."""
-        return await self._read(sqlite_read.last_children, agent, snapshot, limit)
-
-    async def session(self, session_id: str) -> SessionRow:
-        """The session, or NotFound."""
-        return await self._read(sqlite_read.session, session_id)
-
-    async def inbox(self, run_id: str = "") -> list[InboxItem]:
-        """What waits for a person, oldest first."""
-        return await self._read(sqlite_read.inbox, run_id)
-
-    async def spend(self, since_day: str = "", agent: str = "") -> list[SpendRow]:
-        """Totals by day, agent and principal."""
-        return await self._read(sqlite_read.spend, since_day, agent)
-
-    async def erase(self, run_id: str, seq: int) -> None:
-        """Replaces body and salt of one event by nothing."""
-        await self._write(lambda desk: sqlite_commit.erase(desk, run_id, seq))
-
-    async def put_blob(self, data: bytes) -> str:
-        """The SHA-256 under which the bytes are durably kept."""
-        self._check_process()
-        return await asyncio.to_thread(self._blobs.put, data)
-
-    async def get_blob(self, digest: str) -> bytes:
-        """The exact bytes of a blob."""
-        self._check_process()
-        return await asyncio.to_thread(self._blobs.get, digest)
 
     def wake(self, *, every_commit: bool = False) -> AbstractAsyncContextManager[Wake]:
         """A subscription to commits of this process and of every other one on this database."""
@@ -215,23 +115,16 @@ class PostgresLedger:
         if has_work:
             self._work.bump()
 
-    async def _write(self, work: Callable[[Any], T]) -> T:
-        result: T = await self._opened().writer.put(work)
-        return result
+    def _put(
+        self, work: Callable[[Desk], T], *, is_lazy: bool = False, lease: Lease | None = None
+    ) -> asyncio.Future[T]:
+        return self._opened().writer.put(work, is_lazy=is_lazy, lease=lease)
 
     async def _read(self, query: Callable[..., T], *arguments: object) -> T:
-        def work(session: Any) -> T:
-            result: T = session.run(query, *arguments)
-            return result
-
-        return await self._opened().readers.get(work)
+        return await self._opened().readers.get(query, *arguments)
 
     def _opened(self) -> Threads:
         self._check_process()
         if self._threads is None:
             raise rule.closed()
         return self._threads
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise rule.forked()

@@ -21,6 +21,7 @@ from atlas.kernel.event import Draft, Event
 from atlas.kernel.port import Clock
 from atlas.ledger.postgres_error import is_fatal
 from atlas.ledger.postgres_link import Connection, Link
+from atlas.ledger.postgres_schema import check_schema
 
 # Whoever calls these wants to know how many rows they changed; the others need not be waited for.
 _COUNTED: Final = frozenset({"consume_signal", "insert_signal", "renew_lease", "expire_owner", "erase_event"})
@@ -38,10 +39,13 @@ class Doubt(msgspec.Struct, frozen=True):
 class PostgresDesk:
     """The writer's side: inside a transaction it knows the time and the last position."""
 
-    def __init__(self, link: Link, connection: Connection, sql: dict[str, str], clock: Clock, nonce: str) -> None:
+    def __init__(
+        self, link: Link, connection: Connection, sql: dict[str, str], schema: int, clock: Clock, nonce: str
+    ) -> None:
         self.link = link
         self.connection = connection
         self.sql = sql
+        self.schema = schema
         self.clock = clock
         self._nonce = nonce
         self.now_us = 0
@@ -61,7 +65,8 @@ class PostgresDesk:
         """Takes the lock of writes and looks up what the group will need, the heads of these runs included.
 
         The lock is held until the commit is visible to everybody, and the last position is read behind it. So
-        positions leave no gap, and whoever has read one will never see a lower one appear.
+        positions leave no gap, and whoever has read one will never see a lower one appear. Nor can anybody change the
+        schema before this transaction ends.
         """
         self.doubt = None
         self._reset()
@@ -74,7 +79,9 @@ class PostgresDesk:
         row = moment.fetchone()
         if row is None:
             raise Fault("the server did not tell the time", code="ledger_fault")
-        self.now_us, self.position, self._transaction = row
+        self.now_us, self.position, self._transaction, schema = row
+        if schema != str(self.schema):
+            check_schema(connection, self.schema, self.link.where)
         if heads is not None:
             self._heads = {head[0]: head for head in heads}
 

@@ -1,36 +1,33 @@
-"""Queries on Postgres that differ from those on SQLite. Each is one statement and so sees one moment of the ledger."""
+"""Queries on Postgres that differ from those on other databases. Each sees one moment of the ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, get_args
+from typing import Any
 
 import msgspec
 
-from atlas.kernel.event import Spend
-from atlas.kernel.run import RunPage, RunQuery, RunRow, RunState
-
-_STATES: Final[tuple[RunState, ...]] = get_args(RunState)
-_LAST_CHARACTER: Final = "\U0010ffff"
+from atlas.kernel.run import RunPage, RunQuery
+from atlas.ledger.desk import Database
+from atlas.ledger.read import LAST_CHARACTER, STATES, Statements, page_of
 
 
-def owners(db: Any, sql: dict[str, str]) -> list[str]:
+def owners(db: Database, sql: Statements) -> list[str]:
     """Who holds live leases, by the server's time."""
     return [row[0] for row in db.execute(sql["lease_owners"])]
 
 
-def runs(db: Any, sql: dict[str, str], query: RunQuery) -> RunPage:
+def runs(db: Database, sql: Statements, query: RunQuery) -> RunPage:
     """One page of runs, newest first, read along one index whatever the size of the ledger."""
     limit = max(query.limit, 1)
     values: dict[str, Any] = msgspec.structs.asdict(query)
     values |= {"states": list(query.states), "limit": limit + 1, "first": query.id_prefix}
-    values["last"] = min(query.before or _LAST_CHARACTER, query.id_prefix + _LAST_CHARACTER)
+    values["last"] = min(query.before or LAST_CHARACTER, query.id_prefix + LAST_CHARACTER)
     rows = db.execute(_list_statement(sql, query, values), values).fetchall()
-    page = tuple(_run_row(row) for row in rows[:limit])
-    return RunPage(page, page[-1].run_id if len(rows) > limit else "")
+    return page_of(rows, limit)
 
 
-def _list_statement(sql: dict[str, str], query: RunQuery, values: dict[str, Any]) -> str:
+def _list_statement(sql: Statements, query: RunQuery, values: dict[str, Any]) -> str:
     """The statement of a list.
 
     The most selective column that is asked for drives. It is asked for as a range of (column, run_id) in the order of
@@ -48,14 +45,14 @@ def _list_statement(sql: dict[str, str], query: RunQuery, values: dict[str, Any]
             filters.append(sql["if_states"])
         return _page(sql, {driver: driver} if driver else {}, filters)
     pages = []
-    for number, state in enumerate(dict.fromkeys(query.states or _STATES)):
+    for number, state in enumerate(dict.fromkeys(query.states or STATES)):
         values[f"state{number}"] = state
         columns = {"agent": "agent", "state": f"state{number}"} if driver == "agent" else {"state": f"state{number}"}
         pages.append(f"({_page(sql, columns, filters)})")
     return f"SELECT * FROM ({' UNION ALL '.join(pages)}) AS pages {sql['newest_first'].format(order='run_id DESC')}"
 
 
-def _page(sql: dict[str, str], columns: dict[str, str], filters: Sequence[str]) -> str:
+def _page(sql: Statements, columns: dict[str, str], filters: Sequence[str]) -> str:
     """The runs of a range: `columns` names the parameter that each leading column of the index is equal to."""
     names = [*columns, "run_id"]
     equal = [f"%({parameter})s" for parameter in columns.values()]
@@ -64,8 +61,3 @@ def _page(sql: dict[str, str], columns: dict[str, str], filters: Sequence[str]) 
     )
     order = sql["newest_first"].format(order=", ".join(f"{name} DESC" for name in names))
     return f"{sql['select_run']} WHERE {' AND '.join([between, *filters])} {order}"
-
-
-def _run_row(row: Any) -> RunRow:
-    fields: tuple[Any, ...] = (*row[:-4], Spend(*row[-4:]))
-    return RunRow(*fields)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from atlas.kernel.errors import Conflict
 from atlas.kernel.ident import LEDGER, new_id
 from atlas.kernel.port import Clock
-from atlas.ledger.migrate import _atlas_version as atlas_version
+from atlas.ledger.migrate import atlas_version
 from atlas.ledger.postgres_link import Connection
+from atlas.ledger.rule import too_new
 
-_ANY_VERSION = "a newer version"
 _TABLES = "SELECT tablename::text FROM pg_catalog.pg_tables WHERE schemaname = 'atlas'"
 
 
@@ -20,14 +20,14 @@ def prepare(
     connection: Connection, sql: dict[str, str], migrations: list[tuple[int, str]], clock: Clock, where: str
 ) -> None:
     """Makes the database a ledger of the newest schema, or raises; then the caller closes, and nothing has changed."""
-    if _schema(connection, len(migrations), where) == len(migrations):
+    if check_schema(connection, len(migrations), where) == len(migrations):
         return
     connection.execute(sql["begin"])
     connection.execute(sql["take_time"])
     connection.execute(sql["lock_schema"])
     connection.execute(sql["lock_writes"])
     # Looked up again behind the lock: another process may have migrated in between.
-    found = _schema(connection, len(migrations), where)
+    found = check_schema(connection, len(migrations), where)
     if found == 0:
         connection.execute("CREATE SCHEMA IF NOT EXISTS atlas")
     for _, script in migrations[found:]:
@@ -37,8 +37,8 @@ def prepare(
     connection.execute(sql["commit"])
 
 
-def _schema(connection: Connection, known: int, where: str) -> int:
-    """The number of the database's schema, 0 for one that holds no ledger."""
+def check_schema(connection: Connection, known: int, where: str) -> int:
+    """The number of the database's schema, 0 for one that holds no ledger; Conflict when it is newer than `known`."""
     # Asked of the catalogue's tables: functions that look up names may answer from a cache that is out of date.
     tables = {name for (name,) in connection.execute(_TABLES)}
     if not tables:
@@ -53,13 +53,7 @@ def _schema(connection: Connection, known: int, where: str) -> int:
     meta: dict[str, str] = dict(connection.execute("SELECT name, value FROM meta").fetchall())
     found = int(meta.get("schema", "0"))
     if found > known:
-        version = meta.get("atlas_version", _ANY_VERSION)
-        raise Conflict(
-            f"this ledger was written by Atlas {version} with schema {found}; this Atlas knows schema {known}",
-            hint=f"Open it with Atlas {version} or newer.",
-            where=where,
-            code="ledger_too_new",
-        )
+        raise too_new(found, known, meta.get("atlas_version", ""), where)
     return found
 
 

@@ -20,8 +20,6 @@ _PAUSE_S: Final = 0.1
 class ReadSession:
     """One reader's connection. A read that lost it is run again on a new one, as long as there is patience."""
 
-    in_transaction = False
-
     def __init__(self, link: Link, sql: dict[str, str], patience_s: float, hurry: threading.Event) -> None:
         self._link = link
         self._sql = sql
@@ -47,9 +45,6 @@ class ReadSession:
             if not may_pass or time.monotonic() > deadline_s or self._hurry.is_set():
                 raise error
             self._hurry.wait(_PAUSE_S)
-
-    def rollback(self) -> None:
-        """Nothing to undo: every read is one statement."""
 
     def close(self) -> None:
         """Gives the connection back."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import psycopg
 
@@ -44,7 +43,7 @@ class Threads:
         self._sql = load_statements("postgres")
         self._link = Link(url, self._sql, lock_s)
         self.listener = PostgresListener(self._link, self._nonce, heard)
-        self.readers = Readers(self._open_reader, self._translate, readers)
+        self.readers = Readers(self._open_session, readers)
         self.writer = PostgresWriter(
             self._open_desk, self._translate, self._committed, patience_s=patience_s, hurry=self._hurry
         )
@@ -66,17 +65,18 @@ class Threads:
 
     def _open_desk(self) -> PostgresDesk:
         connection = self._link.connect("writer")
+        migrations = load_migrations("postgres")
         try:
-            postgres_schema.prepare(connection, self._sql, load_migrations("postgres"), self._clock, self._link.where)
+            postgres_schema.prepare(connection, self._sql, migrations, self._clock, self._link.where)
         except psycopg.Error as error:
             connection.close()
             raise self._translate(error) from None
         except AtlasError:
             connection.close()
             raise
-        return PostgresDesk(self._link, connection, self._sql, self._clock, self._nonce)
+        return PostgresDesk(self._link, connection, self._sql, len(migrations), self._clock, self._nonce)
 
-    def _open_reader(self) -> Any:
+    def _open_session(self) -> ReadSession:
         return ReadSession(self._link, self._sql, self._patience_s, self._hurry)
 
     def _translate(self, error: BaseException) -> AtlasError:

@@ -1,20 +1,20 @@
-"""Threads that read: each has a connection of its own, so that reads wait neither for the writer nor for each other.
+"""Threads that read: each has a session of its own, so that reads wait neither for the writer nor for each other.
 
-In write-ahead mode a read sees everything committed before it began, so whoever has awaited a write reads it.
+A read sees everything committed before it began, so whoever has awaited a write reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
-import sqlite3
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from atlas.kernel.errors import AtlasError, Fault
+from atlas.ledger.desk import Session
 from atlas.ledger.job import Job, deliver
-from atlas.ledger.rule import BAD_VALUE, closed
+from atlas.ledger.rule import BAD_VALUE, bad_record, closed
 
 T = TypeVar("T")
 
@@ -22,14 +22,8 @@ T = TypeVar("T")
 class Readers:
     """Runs reads on a few threads."""
 
-    def __init__(
-        self,
-        connect: Callable[[], sqlite3.Connection],
-        translate: Callable[[BaseException], AtlasError],
-        count: int,
-    ) -> None:
-        self._connect = connect
-        self._translate = translate
+    def __init__(self, open_session: Callable[[], Session], count: int) -> None:
+        self._open_session = open_session
         self._count = count
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
@@ -37,7 +31,7 @@ class Readers:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Starts the threads; each connects when it has its first read."""
+        """Starts the threads."""
         self._is_open = True
         self._threads = [
             threading.Thread(target=self._run, name=f"atlas-ledger-reader-{number}", daemon=True)
@@ -46,13 +40,17 @@ class Readers:
         for thread in self._threads:
             thread.start()
 
-    async def get(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` reads."""
+    async def get(self, query: Callable[..., T], *arguments: object) -> T:
+        """What `query(database, statements, *arguments)` answers."""
+
+        def work(session: Session) -> T:
+            return session.run(query, *arguments)
+
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._gate:
             if not self._is_open:
                 raise closed()
-            self._queue.put(Job(work, future, is_write=False, is_lazy=False))
+            self._queue.put(Job(work, future))
         return await future
 
     async def stop(self) -> None:
@@ -66,23 +64,20 @@ class Readers:
         self._threads = []
 
     def _run(self) -> None:
-        connection: sqlite3.Connection | None = None
+        session = self._open_session()
         job = self._queue.get()
         try:
             while job is not None:
                 try:
-                    if connection is None:
-                        connection = self._connect()
-                    job.result = job.work(connection)
-                except (sqlite3.Error, AtlasError, *BAD_VALUE) as error:
-                    job.error = self._translate(error)
-                    if connection is not None and connection.in_transaction:
-                        connection.rollback()
+                    job.result = job.work(session)
+                except AtlasError as error:
+                    job.error = error
+                except BAD_VALUE as error:
+                    job.error = bad_record(error)
                 deliver((job,))
                 job = self._queue.get()
         finally:
-            if connection is not None:
-                connection.close()
+            session.close()
             if job is not None:
                 self._abandon(job)
 

@@ -146,6 +146,17 @@ def bad_record(error: BaseException) -> Fault:
     return Fault(f"the ledger was given something it cannot store: {error}", code="bad_record")
 
 
+def too_new(found: int, known: int, version: str, where: str) -> Conflict:
+    """The error for a store whose schema a newer Atlas has made or changed."""
+    version = version or "a newer version"
+    return Conflict(
+        f"this ledger was written by Atlas {version} with schema {found}; this Atlas knows schema {known}",
+        hint=f"Open it with Atlas {version} or newer.",
+        where=where,
+        code="ledger_too_new",
+    )
+
+
 def closed() -> LedgerUnavailable:
     """The error for using a ledger that is not open."""
     return LedgerUnavailable(

@@ -24,8 +24,53 @@ FROM passage WHERE passage MATCH ? AND session = ? ORDER BY rank, at DESC LIMIT 
 """
 # Words that carry no meaning of their own would match everything.
 _STOP: Final = frozenset(
-    "a an and are as at be by did do does for from had has have how i in is it its me my of on or our that the their "
-    "this to was we were what when where which who will with you your".split()
+    [
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "by",
+        "did",
+        "do",
+        "does",
+        "for",
+        "from",
+        "had",
+        "has",
+        "have",
+        "how",
+        "i",
+        "in",
+        "is",
+        "it",
+        "its",
+        "me",
+        "my",
+        "of",
+        "on",
+        "or",
+        "our",
+        "that",
+        "the",
+        "their",
+        "this",
+        "to",
+        "was",
+        "we",
+        "were",
+        "what",
+        "when",
+        "where",
+        "which",
+        "who",
+        "will",
+        "with",
+        "you",
+        "your",
+    ]
 )
 
 

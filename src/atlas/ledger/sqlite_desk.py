@@ -13,6 +13,7 @@ from msgspec.structs import astuple
 from atlas.kernel.chain import SALT_BYTES, seal
 from atlas.kernel.event import Draft
 from atlas.kernel.port import Clock
+from atlas.ledger.migrate import check_schema
 
 BUSY_S: Final = 10.0
 _ERASE_CHECKPOINT_MS: Final = 200
@@ -36,21 +37,36 @@ def connect(path: Path, *, busy_s: float, is_reader: bool) -> sqlite3.Connection
 class SqliteDesk:
     """The writer's side: inside a transaction it knows the time and the last position."""
 
-    def __init__(self, connection: sqlite3.Connection, sql: dict[str, str], clock: Clock) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, sql: dict[str, str], schema: int, clock: Clock
+    ) -> None:
         self.connection = connection
+        self.path = path
         self.cursor = connection.cursor()
         self.sql = sql
+        self.schema = schema
         self.clock = clock
         self.now_us = 0
         self.position = 0
         self.has_work = False
         self.data_version = 0
+        self._changes_before = 0
         self._is_erasing = False
 
-    def begin(self) -> None:
-        """Takes the write lock; time and position are read behind it, however long it was waited for."""
+    @property
+    def changes(self) -> int:
+        """How many rows were written since `begin`."""
+        return self.connection.total_changes - self._changes_before
+
+    def begin(self, run_ids: Sequence[str]) -> None:
+        """Takes the write lock; time and position are read behind it, however long it was waited for.
+
+        The schema is looked at too: behind the lock nobody can change it before this transaction ends.
+        """
         self.cursor.execute("BEGIN IMMEDIATE")
+        check_schema(self.connection, self.path, self.schema)
         self.has_work = False
+        self._changes_before = self.connection.total_changes
         self.now_us = self.clock.now_us()
         self.position = self.one("last_position", ())[0] or 0
 

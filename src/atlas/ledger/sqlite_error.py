@@ -49,6 +49,9 @@ def translate(error: BaseException, path: Path) -> AtlasError:
     """The error that a user meets in place of `error`."""
     if isinstance(error, AtlasError):
         return error
+    if isinstance(error, OSError):
+        name, message, hint = _UNAVAILABLE[sqlite3.SQLITE_IOERR]
+        return LedgerUnavailable(f"{message}: {error}", hint=hint, where=str(path), code=name)
     if not isinstance(error, sqlite3.Error):
         return bad_record(error)
     code = primary_code(error)

@@ -27,6 +27,7 @@ _SOCKET_NAME_MAX: Final = 28  # <pid>-<12 hex digits>.w.sock
 _WORK: Final = ".w.sock"
 _EVERY: Final = ".e.sock"
 _FRESH_NS: Final = 100_000_000
+_BIND_TRIES: Final = 100
 
 Waiter = asyncio.Future[None]
 
@@ -133,8 +134,7 @@ class Listener:
             return
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            _make_private(self._path.parent)
-            listener.bind(str(self._path))
+            _bind_in_folder(listener, self._path)
         except OSError:
             listener.close()
             return
@@ -191,9 +191,11 @@ class Peers:
                 self._send(path)
 
     def close(self) -> None:
-        """Takes every socket of this process away."""
+        """Takes every socket of this process away, and the folder when it was the last one."""
         self.work.close()
         self.every.close()
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()  # refused while a socket is in it
         if self._sender is not None:
             self._sender.close()
             self._sender = None
@@ -226,6 +228,7 @@ class Peers:
                 self._listed_ns = changed_ns if now_ns - changed_ns > _FRESH_NS else -1
         except OSError:
             self._paths = []
+            self._listed_ns = -1
         return self._paths
 
     def _is_peer(self, name: str) -> bool:
@@ -239,6 +242,17 @@ def wake_folder(database: Path) -> Path:
         return folder
     short = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"atlas-{os.getuid()}-{short}"
+
+
+def _bind_in_folder(listener: socket.socket, path: Path) -> None:
+    # Between the making and the binding another process that ends may take the empty folder away. Each such end
+    # can happen once, so a few tries are enough.
+    for _ in range(_BIND_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            _make_private(path.parent)
+            listener.bind(str(path))
+            return
+    raise FileNotFoundError(f"{path.parent} is taken away again and again")
 
 
 def _make_private(folder: Path) -> None:

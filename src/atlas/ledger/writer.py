@@ -1,28 +1,34 @@
 """The one thread of a process that writes: group commit, in the order in which work was handed over.
 
 Everything that waits when a transaction starts shares it, so that many runs share one fsync. A job that is refused
-before it wrote anything fails alone. When something fails after it wrote, or SQLite itself fails, the whole group
-is rolled back and each job is run again in a transaction of its own, so that only the guilty one fails.
+before it wrote anything fails alone. When something fails after it wrote, or the store itself fails, the whole group
+is rolled back and each job is run again in a transaction of its own, so that only the guilty one fails. How a store
+fails is its own affair: each has a subclass that says how a group is committed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
-import sqlite3
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Final, Protocol
+from typing import Final, Generic, TypeVar
 
 from atlas.kernel.errors import AtlasError, Fault
+from atlas.kernel.run import Lease
+from atlas.ledger.desk import Transaction
 from atlas.ledger.job import Job, deliver
-from atlas.ledger.rule import BAD_VALUE, closed
-from atlas.ledger.sqlite_error import is_busy
+from atlas.ledger.lost import Lost
+from atlas.ledger.rule import closed
 
 GROUP_MAX: Final = 512
 LAZY_S: Final = 0.002
+
+T = TypeVar("T")
+D = TypeVar("D", bound=Transaction)
 
 
 class News(IntEnum):
@@ -33,42 +39,16 @@ class News(IntEnum):
     WORK = 2
 
 
-class Desk(Protocol):
-    """The writer's connection and what a transaction knows; made and used in the writer's thread only.
-
-    `has_work` says whether the transaction made work for somebody: a submission, a signal, a run's new state.
-    """
-
-    connection: sqlite3.Connection
-    has_work: bool
-
-    def begin(self) -> None:
-        """Takes the write lock and looks up time and position."""
-        ...
-
-    def commit(self) -> None:
-        """Makes the transaction durable."""
-        ...
-
-    def rollback(self) -> None:
-        """Leaves no transaction open."""
-        ...
-
-    def close(self) -> None:
-        """Gives the connection back."""
-        ...
-
-
-class _PartlyDone(Exception):
+class PartlyDone(Exception):
     """A job was refused after it had written something: the group must not commit as it stands."""
 
 
-class Writer:
+class Writer(ABC, Generic[D]):
     """Runs jobs in its thread, in order; answers come after the commit that holds them."""
 
     def __init__(
         self,
-        open_desk: Callable[[], Desk],
+        open_desk: Callable[[], D],
         translate: Callable[[BaseException], AtlasError],
         committed: Callable[[News], None],
         finished: Callable[[], None],
@@ -78,6 +58,7 @@ class Writer:
         self._committed = committed
         self._finished = finished
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lost = Lost()
         self._gate = threading.Lock()
         self._is_open = False
         self._thread: threading.Thread | None = None
@@ -89,19 +70,26 @@ class Writer:
 
     async def start(self) -> None:
         """Opens the connection in the thread; raises what opening raised."""
-        opened = Job(_nothing, asyncio.get_running_loop().create_future(), is_write=False, is_lazy=False)
+        opened = Job(_nothing, asyncio.get_running_loop().create_future())
         self._thread = threading.Thread(target=self._run, name="atlas-ledger-writer", args=(opened,), daemon=True)
         self._is_open = True
         self._thread.start()
         await opened.future
 
-    def put(self, work: Callable[[Any], Any], *, is_write: bool = True, is_lazy: bool = False) -> asyncio.Future[Any]:
-        """Hands work over; its place in the order is fixed when this returns."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    def put(
+        self, work: Callable[[D], T], *, is_write: bool = True, is_lazy: bool = False, lease: Lease | None = None
+    ) -> asyncio.Future[T]:
+        """Hands work over; its place in the order is fixed when this returns.
+
+        With `lease` it fails when work under the same lease was lost and the holder could not know of it yet.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        job = Job(work, future, is_write=is_write, is_lazy=is_lazy, lease=lease)
         # The gate closes before the end mark is queued, so nothing can stand behind the mark and wait for ever.
         with self._gate:
             if self._is_open:
-                self._queue.put(Job(work, future, is_write, is_lazy))
+                self._lost.enter(job)
+                self._queue.put(job)
             else:
                 future.set_exception(closed())
         return future
@@ -115,6 +103,50 @@ class Writer:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
             self._thread = None
+
+    @abstractmethod
+    def _commit(self, desk: D, group: list[Job]) -> News:
+        """Runs the group; afterwards each job has its result or its error, and no transaction is open."""
+
+    def _attempt(self, desk: D, group: list[Job]) -> News:
+        """Runs the group in one transaction and commits it, unless nothing was written; raises what prevented it."""
+        for job in group:
+            job.error = None
+        if not any(job.is_write for job in group):
+            for job in group:
+                job.result = job.work(desk)
+            return News.NONE
+        desk.begin(list({job.lease.run_id for job in group if job.lease is not None}))
+        for job in group:
+            done = desk.changes
+            try:
+                self._lost.check(job)
+                job.result = job.work(desk)
+            except AtlasError as error:
+                if desk.changes != done:
+                    raise PartlyDone from error
+                job.error = error
+                self._lost.add(job)
+        if not desk.changes:
+            desk.rollback()
+            return News.NONE
+        news = News.WORK if desk.has_work else News.EVENTS
+        desk.commit()
+        return news
+
+    def _narrow(self, desk: D, group: list[Job], error: BaseException, *, is_locked: bool) -> News:
+        """Finds out who of a group that was rolled back is to blame: each job is run again on its own."""
+        # Who waited in vain for another's lock would wait as long again for each single job.
+        if len(group) > 1 and not is_locked:
+            return max(self._commit(desk, [job]) for job in group)
+        cause = error.__cause__ if isinstance(error, PartlyDone) else error
+        return self._fail(group, self._translate(cause or error))
+
+    def _fail(self, group: list[Job], error: AtlasError) -> News:
+        for job in group:
+            job.error = error
+            self._lost.add(job)
+        return News.NONE
 
     def _run(self, opened: Job) -> None:
         group = [opened]
@@ -144,11 +176,11 @@ class Writer:
             self._abandon(group)
             self._finished()
 
-    def _opened_desk(self, opened: Job) -> Desk | None:
+    def _opened_desk(self, opened: Job) -> D | None:
         try:
             return self._open_desk()
-        except (AtlasError, sqlite3.Error, OSError) as error:
-            opened.error = self._translate(error)
+        except AtlasError as error:
+            opened.error = error
             return None
 
     def _collect(self) -> tuple[list[Job], bool]:
@@ -177,45 +209,6 @@ class Writer:
                 deadline_s = 0.0
         return group, True
 
-    def _commit(self, desk: Desk, group: list[Job]) -> News:
-        """Runs the group; afterwards each job has its result or its error."""
-        try:
-            return self._attempt(desk, group)
-        except (sqlite3.Error, _PartlyDone, *BAD_VALUE) as error:
-            desk.rollback()
-            # Who waited in vain for another's lock would wait as long again for each single job.
-            if len(group) == 1 or (isinstance(error, sqlite3.Error) and is_busy(error)):
-                cause = error.__cause__ if isinstance(error, _PartlyDone) else error
-                for job in group:
-                    job.error = self._translate(cause or error)
-                return News.NONE
-        return max(self._commit(desk, [job]) for job in group)
-
-    def _attempt(self, desk: Desk, group: list[Job]) -> News:
-        """Runs the group in one transaction and commits it, unless nothing was written."""
-        connection = desk.connection
-        for job in group:
-            job.error = None
-        if not any(job.is_write for job in group):
-            for job in group:
-                job.result = job.work(desk)
-            return News.NONE
-        desk.begin()
-        start = done = connection.total_changes
-        for job in group:
-            try:
-                job.result = job.work(desk)
-            except AtlasError as error:
-                if connection.total_changes != done:
-                    raise _PartlyDone from error
-                job.error = error
-            done = connection.total_changes
-        if done == start:
-            desk.rollback()
-            return News.NONE
-        desk.commit()
-        return News.WORK if desk.has_work else News.EVENTS
-
     def _abandon(self, group: list[Job]) -> None:
         left = [job for job in group if not job.future.done()]
         while True:
@@ -230,5 +223,5 @@ class Writer:
         deliver(left)
 
 
-def _nothing(_desk: Desk) -> None:
+def _nothing(_desk: Transaction) -> None:
     return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
@@ -145,6 +144,8 @@ def retry_after_s(headers: Mapping[str, str], now_us: int) -> float:
         return 0.0
     if (seconds := _number(text)) is not None:
         return seconds
+    from email.utils import parsedate_to_datetime
+
     try:
         until = parsedate_to_datetime(text).timestamp()
         # Against the server's own clock when it tells it: ours may be off.

@@ -153,9 +153,14 @@ class OpenAIReading:
         for choice in answer.choices or ():
             if choice.index:
                 continue  # one answer was asked for
-            words = choice.delta or choice.message
-            if words is not None:
-                self._hear(words)
+            if choice.delta is not None:
+                self._hear(choice.delta)
+                for piece in choice.delta.tool_calls or ():
+                    self._add(piece, self._known(piece))
+            elif choice.message is not None:
+                self._hear(choice.message)
+                for whole in choice.message.tool_calls or ():
+                    self._add(whole, None)
             if choice.finish_reason:
                 self._finish = choice.finish_reason
                 self.is_whole = True
@@ -171,24 +176,13 @@ class OpenAIReading:
         if words.refusal:
             self._refusal.append(words.refusal)
             self._say("text", words.refusal)
-        for call in words.tool_calls or ():
-            self._call(call)
 
     def _say(self, kind: Literal["text", "thinking", "tool"], text: str) -> None:
         self._on_delta(Delta(kind, text, self._request.attempt))
 
-    def _call(self, call: _Call) -> None:
-        draft = self._draft(call)
-        args = call.function.arguments
-        if isinstance(args, dict):  # some servers send the object instead of its text
-            args = msgspec.json.encode(args).decode()
-        if args:
-            draft.args.append(args)
-
-    def _draft(self, call: _Call) -> _Draft:
-        """The call that this piece belongs to: a new one for a new index, or for a new id under a known index."""
-        name = call.function.name or ""
-        known = self._known(call)
+    def _add(self, call: _Call, known: _Draft | None) -> None:
+        """Adds a piece to the call it belongs to: a new one also for another id under a known index."""
+        name, args = call.function.name or "", call.function.arguments
         if known is None or (call.id and known.id and call.id != known.id):
             known = _Draft(call.id or "", name)
             self._drafts.append(known)
@@ -197,7 +191,10 @@ class OpenAIReading:
             self._say("tool", name)
         elif name and not known.name:
             known.name = name
-        return known
+        if isinstance(args, dict):  # some servers send the object instead of its text
+            args = msgspec.json.encode(args).decode()
+        if args:
+            known.args.append(args)
 
     def _known(self, call: _Call) -> _Draft | None:
         if call.index is not None:

@@ -155,7 +155,9 @@ class ScriptedModel:
             raise ModelError(
                 "invalid", "no rule of the script matches, and it has no replies", hint="Add a reply or a rule to it."
             )
-        tries = self._places[min(max(request.step, 1), len(self._places)) - 1]
+        if request.step > len(self._places):
+            return self._places[-1][-1]
+        tries = self._places[max(request.step, 1) - 1]
         return tries[min(request.attempt, len(tries)) - 1]
 
 

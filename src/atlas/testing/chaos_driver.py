@@ -7,12 +7,15 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from atlas.testing.chaos_site import Site
 
 if TYPE_CHECKING:
     import psutil
+
+
+INTERRUPTED: Final = 130
 
 
 class DriverProcess:
@@ -23,6 +26,7 @@ class DriverProcess:
         self._log = log
         self.fault = fault
         self.was_killed = False
+        self.was_interrupted = False
 
     @classmethod
     async def start(cls, site: Site, number: int, fault: str, until_idle: bool) -> Self:
@@ -70,6 +74,12 @@ class DriverProcess:
         self.was_killed = True
         self._process.send_signal(signal.SIGKILL)
         return True
+
+    def interrupt(self) -> None:
+        """Asks it to park everything and leave, once it is up and can hear that."""
+        if self.is_running and self._log.stat().st_size:
+            self.was_interrupted = True
+            self._process.send_signal(signal.SIGINT)
 
     def workers(self) -> list[psutil.Process]:
         """Its descendants that execute now."""

@@ -20,7 +20,7 @@ import msgspec
 
 from atlas.testing.chaos_check import Findings, Order, judge
 from atlas.testing.chaos_desk import Desk
-from atlas.testing.chaos_driver import DriverProcess
+from atlas.testing.chaos_driver import INTERRUPTED, DriverProcess
 from atlas.testing.chaos_plan import AtPoint, AtRandom, InEffect, Strike, again, plan
 from atlas.testing.chaos_site import Site
 
@@ -124,8 +124,8 @@ class Storm:
                 driver = await self._start(until_idle=True)
                 await self._while(lambda: driver.is_running and not driver.workers())
                 await asyncio.sleep(self._rng.uniform(0.0, 0.5))
-                if target == "worker" and driver.kill_worker(self._rng.randrange(100)):
-                    self._hits["random.worker"] += 1
+                if target == "worker":
+                    self._hits["random.worker"] += driver.kill_worker(self._rng.randrange(100))
                 return await self._finish(driver, lambda: False) != ""
         assert_never(strike)
 
@@ -133,7 +133,13 @@ class Storm:
         """Leaves the driver alone while it is needed, then soon kills it; what killed it, or nothing."""
         await self._while(lambda: driver.is_running and is_needed())
         if driver.is_running:
-            await driver.ended(self._rng.uniform(0.0, 0.5))
+            await driver.ended(self._rng.uniform(0.0, 0.4))
+            match self._rng.randrange(5):
+                case 0 | 1:
+                    self._hits["random.worker"] += driver.kill_worker(self._rng.randrange(100))
+                case 2:
+                    driver.interrupt()
+            await driver.ended(self._rng.uniform(0.0, 0.2))
             driver.kill()
         return await self._end(driver)
 
@@ -149,7 +155,7 @@ class Storm:
     async def _end(self, driver: DriverProcess) -> str:
         """Waits for the driver's end; what killed it, or nothing."""
         status = await driver.ended(_HANG_S)
-        if status == 0:
+        if status == 0 or (status == INTERRUPTED and driver.was_interrupted):
             return ""
         if status == -9:
             if any(".driver." in line.order and line.driver == driver.pid for line in self._site.lines()):

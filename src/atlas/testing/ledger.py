@@ -2,7 +2,7 @@
 
 An author provides a rig (one empty store and its time) and runs each case on a new one:
 
-    @pytest.mark.parametrize("case", ledger.cases(can_jump=True, has_peers=True), ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", ledger.cases(can_jump=True, has_peers=True, can_lock=True))
     def test_my_ledger(case, tmp_path):
         asyncio.run(case.check(MyRig(tmp_path)))
 """
@@ -26,12 +26,12 @@ from atlas.testing.ledger_rig import Case, Rig
 __all__ = ["Case", "Rig", "cases"]
 
 
-def cases(*, can_jump: bool, has_peers: bool) -> list[Case]:
-    """Every case that a rig can play: one that can let minutes pass at once, one that can open its store twice."""
+def cases(*, can_jump: bool, has_peers: bool, can_lock: bool) -> list[Case]:
+    """Every case that a rig can play, by what it can do: let minutes pass at once, open its store twice, lock it."""
     modules: tuple[ModuleType, ...] = (
         *(ledger_lease, ledger_queue, ledger_signal, ledger_submit, ledger_append, ledger_read, ledger_wake),
     )
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Case)]
     found += ledger_random.RANDOM_CASES
-    able = {"": True, "jump": can_jump, "peers": has_peers}
+    able = {"": True, "jump": can_jump, "peers": has_peers, "lock": can_lock}
     return [case for case in found if able[case.needs]]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from atlas.kernel.errors import AtlasError, Conflict, Fault, LedgerUnavailable, LimitRefused, NotFound, StaleLease
 from atlas.kernel.event import Draft, Spend
 from atlas.kernel.run import Append, Appended, InboxItem, Lease, TreeLimits
-from atlas.testing.ledger_rig import Scene, case, jumping_case, peer_case, refused
+from atlas.testing.ledger_rig import Scene, case, jumping_case, locking_case, peer_case, refused
 
 
 @case
@@ -102,6 +102,30 @@ async def a_refused_batch_leaves_its_neighbours_untouched(scene: Scene) -> None:
     assert answers == ["ok", "stale_lease", "ok", "signal_gone", "ok", "max_runs_per_tree", "bad_record", "ok"]
     assert await scene.texts(run.run_id) == ["1", "2", "3", "4"]
     await scene.check_chains([run.run_id])
+
+
+@locking_case
+async def nothing_takes_effect_behind_an_append_that_was_lost(scene: Scene) -> None:
+    run, lease = await scene.hold()
+    other, free = await scene.hold()
+    behind: list[Any] = []
+    async with scene.rig.lock():
+        lost = asyncio.ensure_future(scene.ledger.append(Append(lease, (scene.note("lost"),))))
+        while not lost.done():
+            # The holder cannot know yet, and the last of these come to their turn after the lock is gone.
+            behind.append(scene.ledger.append(Append(lease, (scene.note("behind"),))))
+            await asyncio.sleep(0.01)
+        aside = scene.ledger.append(Append(free, (scene.note("aside"),)))
+    with refused(LedgerUnavailable):
+        await lost
+    for one in behind:
+        with refused(LedgerUnavailable):
+            await one
+    assert (await aside).seq == 2, "another lease is not concerned"
+    await asyncio.sleep(0)  # answers that were there already did not let the loop tell the ledger that we heard them
+    await scene.ledger.append(Append(lease, (scene.note("knowingly"),)))
+    assert await scene.texts(run.run_id) == ["knowingly"]
+    await scene.check_chains([run.run_id, other.run_id])
 
 
 def everything(scene: Scene, lease: Lease, parent: Any) -> Append:

@@ -21,7 +21,7 @@ LONG_S: Final = 60.0  # a lease that never lapses during a case
 SHORT_S: Final = 0.2  # a lease that lapses when `PASS_S` pass
 PASS_S: Final = 0.3
 
-Need: TypeAlias = Literal["", "jump", "peers"]
+Need: TypeAlias = Literal["", "jump", "peers", "lock"]
 
 
 class Rig(Protocol):
@@ -40,11 +40,15 @@ class Rig(Protocol):
         """Lets that much of the ledger's time pass: by moving a fake clock, or by sleeping."""
         ...
 
+    def lock(self) -> AbstractAsyncContextManager[None]:
+        """Keeps every ledger on the store from writing; they give up after a moment and raise LedgerUnavailable."""
+        ...
+
 
 class Case(msgspec.Struct, frozen=True):
     """One guarantee of the port, as a test. `needs` names what not every rig can do.
 
-    jump: let minutes pass in no time. peers: open the same store more than once.
+    jump: let minutes pass in no time. peers: open the same store more than once. lock: keep ledgers from writing.
     """
 
     name: str
@@ -63,6 +67,11 @@ def case(check: Check) -> Case:
 def jumping_case(check: Check) -> Case:
     """A case in which minutes pass."""
     return _case(check, "jump")
+
+
+def locking_case(check: Check) -> Case:
+    """A case in which the store takes nothing for a while."""
+    return _case(check, "lock")
 
 
 def peer_case(check: Callable[[Scene, Scene], Coroutine[Any, Any, None]]) -> Case:

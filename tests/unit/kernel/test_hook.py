@@ -155,6 +155,19 @@ def test_a_hook_that_does_not_say_how_it_fails_fails_closed() -> None:
     assert isinstance(ask(Hooks([Broken()]), "authorize_tool", CALL), Deny)
 
 
+def test_a_hook_that_is_no_coroutine_has_failed() -> None:
+    class Plain(Hook):
+        name = "plain"
+
+        def authorize_tool(self, view: TurnView, call: ToolCall) -> Any:
+            if call.name == "send":
+                raise ValueError("at once")
+            return None
+
+    assert isinstance(ask(Hooks([Plain()]), "authorize_tool", CALL), Deny)
+    assert isinstance(ask(Hooks([Plain()]), "authorize_tool", ToolCall("c2", "read", "{}")), Deny)
+
+
 def test_cancelling_passes_through_a_hook() -> None:
     class Slow(Hook):
         name = "slow"

@@ -68,10 +68,11 @@ def test_bytes_and_names_are_synced_in_order(tmp_path: Path, strace: str) -> Non
     import subprocess
     import sys
 
+    (tmp_path / "b").mkdir()  # as by another process that has not come to sync its name yet
     script = (
         "import os, sys; from pathlib import Path; from atlas.ledger.blob import FileBlobs;"
-        "from atlas.testing.clock import FakeClock;"
-        "print(FileBlobs(Path(sys.argv[1]), FakeClock()).put(b'hello'), flush=True)"
+        "from atlas.testing.clock import FakeClock; blobs = FileBlobs(Path(sys.argv[1]), FakeClock());"
+        "print(blobs.put(b'hello'), flush=True); print(blobs.put(b'hello'), flush=True)"
     )
     log = tmp_path / "log"
     calls = "trace=fsync,rename,write"
@@ -90,5 +91,8 @@ def test_bytes_and_names_are_synced_in_order(tmp_path: Path, strace: str) -> Non
     after = [line for line in lines[renamed:] if "fsync(" in line or "write(1<" in line]
     assert f"{folder}>" in after[0]
     assert f"{tmp_path}/b>" in after[1]
-    assert "write(1<" in after[2]
+    assert f"{tmp_path}>" in after[2]
+    assert "write(1<" in after[3]
+    syncs = [line for line in after if "fsync(" in line]
+    assert len(syncs) == 5, "the second time, the name of the folder itself is on disk"
     assert os.path.exists(f"{folder}/{digest[2:]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from pathlib import Path
 
@@ -114,7 +115,41 @@ def test_only_those_who_want_it_hear_of_commits_without_work(tmp_path: Path) -> 
     asyncio.run(hear())
     there.close()
     here.close()
-    assert list(wake_folder(tmp_path / "ledger.db").iterdir()) == []
+    assert not wake_folder(tmp_path / "ledger.db").exists()
+
+
+def test_only_the_last_one_takes_the_folder_away(tmp_path: Path) -> None:
+    database = tmp_path / ("d" * 100) / "ledger.db"  # so deep that the sockets lie in the temporary folder
+    folder = wake_folder(database)
+    here, there = (Peers(database, nonce, Hub(), Hub()) for nonce in ("here", "there"))
+    here.work.bind()
+    there.work.bind()
+    here.close()
+    assert [path.name.partition("-")[2] for path in folder.iterdir()] == ["there.w.sock"]
+    there.close()
+    assert not folder.exists()
+
+
+def test_a_folder_that_is_taken_away_meanwhile_is_made_again(tmp_path: Path) -> None:
+    folder = wake_folder(tmp_path / "ledger.db")
+    is_over = threading.Event()
+
+    def take_away() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    thread = threading.Thread(target=take_away)
+    thread.start()
+    try:
+        for number in range(300):
+            listener = Listener(folder / f"{number}.w.sock", Hub())
+            listener.bind()
+            assert (folder / f"{number}.w.sock").exists()
+            listener.close()
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_a_listener_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atlas.kernel.errors import AtlasError, Conflict, Fault, LedgerUnavailable
+from atlas.kernel.run import Lease
 from atlas.ledger.sqlite_error import translate
+from atlas.ledger.sqlite_writer import SqliteWriter
 from atlas.ledger.writer import News, Writer
 
 
@@ -24,9 +26,15 @@ class NoteDesk:
         self.connection.execute("CREATE TABLE IF NOT EXISTS note (text TEXT UNIQUE)")
         self.commits = 0
         self.has_work = False
+        self.before = 0
 
-    def begin(self) -> None:
+    @property
+    def changes(self) -> int:
+        return self.connection.total_changes - self.before
+
+    def begin(self, run_ids: Sequence[str]) -> None:
         self.connection.execute("BEGIN IMMEDIATE")
+        self.before = self.connection.total_changes
 
     def commit(self) -> None:
         self.connection.execute("COMMIT")
@@ -56,13 +64,15 @@ def commits(desk: NoteDesk) -> int:
     return desk.commits
 
 
-def play(tmp_path: Path, script: Callable[[Writer], Coroutine[Any, Any, None]]) -> list[News]:
+def play(tmp_path: Path, script: Callable[[Writer[NoteDesk]], Coroutine[Any, Any, None]]) -> list[News]:
     """Runs the script against a writer; what it announced."""
     announced: list[News] = []
 
     async def run() -> None:
         path = tmp_path / "notes.db"
-        writer = Writer(lambda: NoteDesk(path), lambda error: translate(error, path), announced.append, lambda: None)
+        writer = SqliteWriter(
+            lambda: NoteDesk(path), lambda error: translate(error, path), announced.append, lambda: None
+        )
         await writer.start()
         try:
             await script(writer)
@@ -73,7 +83,7 @@ def play(tmp_path: Path, script: Callable[[Writer], Coroutine[Any, Any, None]]) 
     return announced
 
 
-def blocked(writer: Writer, gate: threading.Event) -> asyncio.Future[Any]:
+def blocked(writer: Writer[NoteDesk], gate: threading.Event) -> asyncio.Future[Any]:
     """Keeps the writer busy until the gate opens, so that what follows becomes one group."""
     return writer.put(lambda desk: gate.wait(10), is_write=False)
 
@@ -86,7 +96,7 @@ async def outcome(pending: asyncio.Future[Any]) -> str:
 
 
 def test_all_that_waits_shares_one_commit(tmp_path: Path) -> None:
-    async def script(writer: Writer) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
         gate = threading.Event()
         first = blocked(writer, gate)
         pending = [writer.put(note(str(number))) for number in range(100)]
@@ -100,7 +110,7 @@ def test_all_that_waits_shares_one_commit(tmp_path: Path) -> None:
 
 
 def test_one_hand_over_for_a_whole_group(tmp_path: Path) -> None:
-    async def script(writer: Writer) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
         gate = threading.Event()
         first = blocked(writer, gate)
         pending = [writer.put(note(str(number))) for number in range(50)]
@@ -117,7 +127,7 @@ def test_one_hand_over_for_a_whole_group(tmp_path: Path) -> None:
 
 
 def test_lazy_work_waits_for_urgent_work_and_goes_with_it(tmp_path: Path) -> None:
-    async def script(writer: Writer) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
         pending = [writer.put(note("lazy 1"), is_lazy=True), writer.put(note("lazy 2"), is_lazy=True)]
         pending.append(writer.put(note("urgent")))
         for one in pending:
@@ -129,7 +139,7 @@ def test_lazy_work_waits_for_urgent_work_and_goes_with_it(tmp_path: Path) -> Non
 
 
 def test_lazy_work_alone_is_done_soon(tmp_path: Path) -> None:
-    async def script(writer: Writer) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
         async with asyncio.timeout(5):
             assert await writer.put(note("lazy"), is_lazy=True) == "lazy"
 
@@ -149,7 +159,7 @@ def group_with(tmp_path: Path, *guilty: Callable[[NoteDesk], Any]) -> tuple[list
     """Outcomes, notes and commits of a group in which some jobs are guilty."""
     found: list[Any] = []
 
-    async def script(writer: Writer) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
         gate = threading.Event()
         first = blocked(writer, gate)
         jobs = [note("a"), *guilty, note("b")]
@@ -184,8 +194,62 @@ def test_a_value_that_cannot_be_stored_hits_only_its_job(tmp_path: Path) -> None
     assert group_with(tmp_path, note("\ud800")) == (["a", "bad_record", "b"], ["a", "b"], 2)
 
 
+ANN = Lease("run_1", "ann", 1, 0)
+BOB = Lease("run_1", "bob", 2, 0)
+
+
+def fail(_desk: NoteDesk) -> None:
+    raise LedgerUnavailable("the disk is full", code="disk_full")
+
+
+def test_nothing_is_done_behind_lost_work_of_the_same_lease(tmp_path: Path) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
+        gate = threading.Event()
+        first = blocked(writer, gate)
+        pending = [writer.put(note("a"), lease=ANN), writer.put(fail, lease=ANN), writer.put(note("b"), lease=ANN)]
+        pending += [writer.put(note("c"), lease=BOB), writer.put(note("d"))]
+        gate.set()
+        await first
+        assert [await outcome(one) for one in pending] == ["a", "disk_full", "append_lost", "c", "d"]
+        await asyncio.sleep(0)
+        assert await writer.put(note("e"), lease=ANN) == "e", "the holder knows now"
+        assert await writer.put(notes, is_write=False) == ["a", "c", "d", "e"]
+
+    play(tmp_path, script)
+
+
+def test_work_that_was_refused_is_not_lost(tmp_path: Path) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
+        pending = [writer.put(refuse, lease=ANN), writer.put(note("a"), lease=ANN)]
+        assert [await outcome(one) for one in pending] == ["conflict", "a"]
+
+    play(tmp_path, script)
+
+
+def test_the_holder_may_go_on_the_moment_it_hears(tmp_path: Path) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
+        for number in range(50):
+            assert await outcome(writer.put(fail, lease=ANN)) == "disk_full"
+            assert await outcome(writer.put(note(str(number)), lease=ANN)) == str(number)
+
+    play(tmp_path, script)
+
+
+def test_a_holder_that_stopped_listening_hears_of_a_loss_by_the_next_answer(tmp_path: Path) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
+        gate = threading.Event()
+        first = blocked(writer, gate)
+        writer.put(fail, lease=ANN).cancel()
+        gate.set()
+        await first
+        assert await outcome(writer.put(note("a"), lease=ANN)) == "append_lost"
+        assert await outcome(writer.put(note("b"), lease=ANN)) == "b"
+
+    play(tmp_path, script)
+
+
 def test_nothing_written_is_nothing_announced(tmp_path: Path) -> None:
-    async def script(writer: Writer) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
         await writer.put(notes)
         assert await outcome(writer.put(refuse)) == "conflict"
         assert await writer.put(commits, is_write=False) == 0
@@ -194,7 +258,7 @@ def test_nothing_written_is_nothing_announced(tmp_path: Path) -> None:
 
 
 def test_work_is_announced_as_work(tmp_path: Path) -> None:
-    async def script(writer: Writer) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
         def work(desk: NoteDesk) -> None:
             note("w")(desk)
             desk.has_work = True
@@ -207,7 +271,9 @@ def test_work_is_announced_as_work(tmp_path: Path) -> None:
 def test_stopping_finishes_what_was_handed_over_and_takes_nothing_more(tmp_path: Path) -> None:
     async def run() -> None:
         path = tmp_path / "notes.db"
-        writer = Writer(lambda: NoteDesk(path), lambda error: translate(error, path), lambda news: None, lambda: None)
+        writer = SqliteWriter(
+            lambda: NoteDesk(path), lambda error: translate(error, path), lambda news: None, lambda: None
+        )
         await writer.start()
         pending = [writer.put(note(str(number)), is_lazy=True) for number in range(20)]
         await writer.stop()
@@ -223,7 +289,7 @@ def test_a_bug_in_a_job_leaves_nobody_waiting(tmp_path: Path) -> None:
     def bug(_desk: NoteDesk) -> None:
         raise ZeroDivisionError
 
-    async def script(writer: Writer) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
         pending = [writer.put(bug), writer.put(note("a"))]
         async with asyncio.timeout(10):
             for one in pending:
@@ -236,7 +302,7 @@ def test_a_bug_in_a_job_leaves_nobody_waiting(tmp_path: Path) -> None:
 
 
 def test_callers_on_several_loops_are_answered(tmp_path: Path) -> None:
-    async def script(writer: Writer) -> None:
+    async def script(writer: Writer[NoteDesk]) -> None:
         answers: list[str] = []
 
         def elsewhere(name: str) -> None:

@@ -89,7 +89,7 @@ CREATE TABLE event (
 
 CREATE UNIQUE INDEX event_by_run ON event (run_id, seq);
 
--- Consumed signals stay, so that an id is never inserted twice.
+-- Consumed signals stay, so that an id is never inserted twice; what they said lives on in the event only.
 CREATE TABLE signal (
     number       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, -- order of insertion
     id           text   NOT NULL UNIQUE,

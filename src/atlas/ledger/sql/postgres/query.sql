@@ -37,7 +37,8 @@ SELECT set_config(name, '0', true) FROM pg_settings
 WHERE name IN ('transaction_timeout', 'idle_in_transaction_session_timeout');
 
 -- name: moment
-SELECT now_us(), (SELECT coalesce(max(position), 0) FROM event), pg_current_xact_id()::text;
+SELECT now_us(), (SELECT coalesce(max(position), 0) FROM event), pg_current_xact_id()::text,
+       (SELECT value FROM meta WHERE name = 'schema');
 
 -- name: announce_work
 SELECT pg_notify('atlas_work', %s);
@@ -193,7 +194,7 @@ VALUES (%s, %s, %s, %s, %s, %s, 0, %s::int)
 ON CONFLICT (id) DO NOTHING;
 
 -- name: consume_signal
-UPDATE signal SET consumed_seq = %s WHERE id = %s AND run_id = %s AND consumed_seq = 0;
+UPDATE signal SET consumed_seq = %s, body = '' WHERE id = %s AND run_id = %s AND consumed_seq = 0;
 
 -- name: has_signal
 SELECT 1 FROM signal WHERE run_id = %s AND consumed_seq = 0 LIMIT 1;

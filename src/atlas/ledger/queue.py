@@ -1,7 +1,7 @@
-"""The queue in SQLite: tags, claims and leases. Every function runs inside the writer's transaction.
+"""The queue: tags, claims and leases. Every function runs inside the writer's transaction, on any database.
 
-BEGIN IMMEDIATE admits one writer at a time over all processes, so what a claim reads cannot change before it
-commits, and no run is claimed twice.
+The lock that a transaction begins with admits one writer at a time over all processes, so what a claim reads cannot
+change before it commits, and no run is claimed twice.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from atlas.kernel.run import Claimed, Lease
+from atlas.ledger.desk import Desk
 from atlas.ledger.rule import claimed_state, lease_us, next_tag
-from atlas.ledger.sqlite_desk import SqliteDesk
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Wanted(msgspec.Struct, frozen=True):
     run_id: str
 
 
-def claim(desk: SqliteDesk, wanted: Wanted) -> list[Claimed]:
+def claim(desk: Desk, wanted: Wanted) -> list[Claimed]:
     """Makes up to `limit` runs running: lapsed leases first, then by priority, tag and age."""
     if wanted.run_id:
         return _claim_one(desk, wanted)
@@ -51,7 +51,7 @@ def claim(desk: SqliteDesk, wanted: Wanted) -> list[Claimed]:
     return taken
 
 
-def tag_for(desk: SqliteDesk, place: str, priority: int, root_run_id: str) -> int:
+def tag_for(desk: Desk, place: str, priority: int, root_run_id: str) -> int:
     """The next tag of the tree in the lane, now given away."""
     virtual_time = desk.one("lane_tag", (place, priority, ""))
     last = desk.one("lane_tag", (place, priority, root_run_id))
@@ -60,7 +60,7 @@ def tag_for(desk: SqliteDesk, place: str, priority: int, root_run_id: str) -> in
     return tag
 
 
-def queue(desk: SqliteDesk, rowid: int, due_us: int, place: str, priority: int, root_run_id: str) -> None:
+def queue(desk: Desk, rowid: int, due_us: int, place: str, priority: int, root_run_id: str) -> None:
     """Puts a run that nobody holds into the queue, claimable from `due_us` on.
 
     Such a run has been claimed before, so no earlier turn of its session is open.
@@ -69,7 +69,7 @@ def queue(desk: SqliteDesk, rowid: int, due_us: int, place: str, priority: int, 
     desk.do("queue_run", (desk.now_us, due_us, tag, rowid))
 
 
-def open_next_turn(desk: SqliteDesk, session_id: str) -> None:
+def open_next_turn(desk: Desk, session_id: str) -> None:
     """Lets the oldest turn that has not ended be claimed, now that the one before it has."""
     row = desk.one("next_turn", (session_id,))
     if row is None:
@@ -79,7 +79,7 @@ def open_next_turn(desk: SqliteDesk, session_id: str) -> None:
     desk.do("unblock", (tag_for(desk, place, priority, root_run_id) if is_ready else 0, rowid))
 
 
-def renew(desk: SqliteDesk, leases: Sequence[Lease], lease_s: float) -> list[Lease]:
+def renew(desk: Desk, leases: Sequence[Lease], lease_s: float) -> list[Lease]:
     """The leases still held, extended."""
     until_us = desk.now_us + lease_us(lease_s)
     return [
@@ -89,13 +89,13 @@ def renew(desk: SqliteDesk, leases: Sequence[Lease], lease_s: float) -> list[Lea
     ]
 
 
-def expire(desk: SqliteDesk, owner: str) -> int:
+def expire(desk: Desk, owner: str) -> int:
     """Lets every live lease of `owner` lapse now."""
     desk.has_work = True
     return desk.do("expire_owner", (desk.now_us, owner, desk.now_us))
 
 
-def _claim_one(desk: SqliteDesk, wanted: Wanted) -> list[Claimed]:
+def _claim_one(desk: Desk, wanted: Wanted) -> list[Claimed]:
     row = desk.one("one_run", (wanted.run_id,))
     if row is None:
         return []
@@ -106,13 +106,13 @@ def _claim_one(desk: SqliteDesk, wanted: Wanted) -> list[Claimed]:
     return [_take(desk, row, wanted)]
 
 
-def _promote_due(desk: SqliteDesk) -> None:
+def _promote_due(desk: Desk) -> None:
     """Gives a tag to each run that came due; only now, so that runs scheduled long ago get no head start."""
     for rowid, place, priority, root_run_id in desk.all("runs_come_due", (desk.now_us,)):
         desk.do("set_tag", (tag_for(desk, place, priority, root_run_id), rowid))
 
 
-def _take(desk: SqliteDesk, row: Any, wanted: Wanted) -> Claimed:
+def _take(desk: Desk, row: Any, wanted: Wanted) -> Claimed:
     rowid, run_id, state, owner, generation = row[:5]
     lease = Lease(run_id, wanted.owner, generation + 1, desk.now_us + lease_us(wanted.lease_s))
     changed = (claimed_state(state), lease.owner, lease.generation, lease.until_us, desk.now_us, rowid)

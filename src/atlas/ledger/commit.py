@@ -1,4 +1,4 @@
-"""What changes the record in SQLite: submitting, appending, signalling. Runs inside the writer's transaction.
+"""What changes the record: submitting, appending, signalling. Runs inside the writer's transaction, on any database.
 
 Checks come before the first write wherever a caller can provoke the refusal, because a job that is refused with
 nothing written costs its group nothing. What is refused later is undone by the writer.
@@ -14,8 +14,8 @@ from atlas.kernel.chain import GENESIS
 from atlas.kernel.event import NO_SPEND
 from atlas.kernel.run import PARKED, TERMINAL, Append, Appended, NewRun, NewSignal, RunState, Submitted
 from atlas.ledger import rule
-from atlas.ledger.sqlite_desk import SqliteDesk
-from atlas.ledger.sqlite_queue import open_next_turn, queue, tag_for
+from atlas.ledger.desk import Desk
+from atlas.ledger.queue import open_next_turn, queue, tag_for
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -36,7 +36,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     priority: int
 
 
-def submit(desk: SqliteDesk, run: NewRun) -> Submitted:
+def submit(desk: Desk, run: NewRun) -> Submitted:
     """The run that answers the submission, created now unless it was before."""
     existing = _find(desk, run)
     if existing:
@@ -45,7 +45,7 @@ def submit(desk: SqliteDesk, run: NewRun) -> Submitted:
     return Submitted(run.run_id, True)
 
 
-def append(desk: SqliteDesk, batch: Append) -> Appended:
+def append(desk: Desk, batch: Append) -> Appended:
     """Everything in the batch, by the holder of the lease."""
     run_id = batch.lease.run_id
     row = desk.one("run_head", (run_id,))
@@ -74,7 +74,7 @@ def append(desk: SqliteDesk, batch: Append) -> Appended:
     return Appended(seq, desk.position)
 
 
-def insert_signal(desk: SqliteDesk, signal: NewSignal) -> bool:
+def insert_signal(desk: Desk, signal: NewSignal) -> bool:
     """Stores the signal unless its id was stored before, and queues a run that sleeps.
 
     A run that somebody holds hears of it by its wake. A run whose lease has lapsed is claimable already, and stays
@@ -93,13 +93,13 @@ def insert_signal(desk: SqliteDesk, signal: NewSignal) -> bool:
     return True
 
 
-def erase(desk: SqliteDesk, run_id: str, seq: int) -> None:
+def erase(desk: Desk, run_id: str, seq: int) -> None:
     """Empties body and salt of one event."""
     if not desk.erase(run_id, seq):
         raise rule.no_event(run_id, seq)
 
 
-def _find(desk: SqliteDesk, run: NewRun) -> str:
+def _find(desk: Desk, run: NewRun) -> str:
     """The run that was created for this submission before, or nothing."""
     if run.key:
         row = desk.one("find_key", (run.principal, run.agent, run.key))
@@ -109,7 +109,7 @@ def _find(desk: SqliteDesk, run: NewRun) -> str:
     return run.run_id if desk.one("has_run", (run.run_id,)) else ""
 
 
-def _new_children(desk: SqliteDesk, batch: Append, head: Head) -> tuple[NewRun, ...]:
+def _new_children(desk: Desk, batch: Append, head: Head) -> tuple[NewRun, ...]:
     """The children that do not exist yet, when the tree may have that many more."""
     children = tuple(child for child in batch.children if not _find(desk, child))
     if batch.tree_limits is not None and children:
@@ -119,7 +119,7 @@ def _new_children(desk: SqliteDesk, batch: Append, head: Head) -> tuple[NewRun, 
     return children
 
 
-def _create(desk: SqliteDesk, run: NewRun) -> None:
+def _create(desk: Desk, run: NewRun) -> None:
     now_us = desk.now_us
     turn = _take_turn(desk, run) if run.session_id else 0
     is_blocked = turn > 0 and desk.one("has_open_turn", (run.session_id,)) is not None
@@ -141,7 +141,7 @@ def _create(desk: SqliteDesk, run: NewRun) -> None:
         desk.do("insert_key", (run.principal, run.agent, run.key, run.fingerprint, run.run_id))
 
 
-def _take_turn(desk: SqliteDesk, run: NewRun) -> int:
+def _take_turn(desk: Desk, run: NewRun) -> int:
     """The turn of the run in its session, which is made when new; 0 for a child."""
     row = desk.one("find_session", (run.session_id,))
     if row is None:
@@ -156,7 +156,7 @@ def _take_turn(desk: SqliteDesk, run: NewRun) -> int:
     return int(turns) + 1
 
 
-def _touch(desk: SqliteDesk, head: Head, batch: Append, seq: int, link: bytes) -> None:
+def _touch(desk: Desk, head: Head, batch: Append, seq: int, link: bytes) -> None:
     """Moves the head of the chain and adds what was spent."""
     if batch.spend == NO_SPEND:
         desk.do("touch_run", (seq, link, desk.now_us, head.rowid))
@@ -166,7 +166,7 @@ def _touch(desk: SqliteDesk, head: Head, batch: Append, seq: int, link: bytes) -
     desk.do("add_spend", (rule.utc_day(desk.now_us), head.agent, head.principal, *spend))
 
 
-def _move(desk: SqliteDesk, head: Head, batch: Append, state: RunState, released: bool) -> None:
+def _move(desk: Desk, head: Head, batch: Append, state: RunState, released: bool) -> None:
     """Gives the run its new state, and its lease back.
 
     Whether a signal is open is asked in the same transaction that parks: a signal committed before is seen here and

@@ -1,0 +1,70 @@
+"""Tools that are functions of this very process: the `ToolHost` for agents defined in code.
+
+It costs microseconds per call and protects from nothing: a function that never returns keeps its thread for ever, and
+what is printed goes where this process prints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atlas.engine.tool_call import find_out, perform, resources_of
+from atlas.kernel.errors import Invalid, NotFound
+from atlas.kernel.tool import TOOL_ATTRIBUTE, LoadedTool, ToolDefinition, ToolFinding, ToolOutcome
+
+
+class InlineToolHost:
+    """Calls functions that carry `@tool`. `functions` are those of each agent, under what stands for its folder."""
+
+    def __init__(self, functions: Mapping[str, Sequence[Any]]) -> None:
+        self._tools = {folder: _loaded(found) for folder, found in functions.items()}
+
+    async def definitions(self, folder: str) -> tuple[ToolDefinition, ...]:
+        """What the tools declare, by name."""
+        return tuple(tool.definition for _, tool in sorted(self._tools.get(folder, {}).items()))
+
+    async def resources(self, folder: str, name: str, args: bytes) -> tuple[str, ...]:
+        """What a call would touch."""
+        return await resources_of(self._tool(folder, name), args)
+
+    async def call(self, folder: str, name: str, args: bytes, effect_key: str) -> ToolOutcome:
+        """Performs the call; a coroutine that is late is cancelled, a thread is left to itself."""
+        tool = self._tool(folder, name)
+        definition = tool.definition
+        began = time.perf_counter_ns()
+        try:
+            async with asyncio.timeout(definition.timeout_s):
+                return await perform(tool, args, effect_key, "")
+        except TimeoutError:
+            text = f"{name} did not finish within {definition.timeout_s:g} s."
+            in_doubt = not definition.is_repeatable
+            return ToolOutcome(text, True, (time.perf_counter_ns() - began) // 1000, in_doubt)
+
+    async def probe(self, folder: str, name: str, args: bytes, effect_key: str) -> ToolFinding:
+        """Finds out whether a call that may have happened did."""
+        return await find_out(self._tool(folder, name), args, effect_key)
+
+    async def drain(self) -> None:
+        """Nothing is kept."""
+
+    def _tool(self, folder: str, name: str) -> LoadedTool:
+        tool = self._tools.get(folder, {}).get(name)
+        if tool is None:
+            raise NotFound(f"there is no tool {name} here")
+        return tool
+
+
+def _loaded(functions: Sequence[Any]) -> dict[str, LoadedTool]:
+    found: dict[str, LoadedTool] = {}
+    for function in functions:
+        tool: LoadedTool | None = getattr(function, TOOL_ATTRIBUTE, None)
+        if tool is None:
+            name = getattr(function, "__name__", repr(function))
+            raise Invalid(f"{name} is not a tool", hint="Write @tool above it.", code="tool_signature")
+        if tool.definition.name in found:
+            raise Invalid(f"there are two tools {tool.definition.name}", code="tool_defined_twice")
+        found[tool.definition.name] = tool
+    return found

@@ -1,0 +1,1 @@
+"""Tools: how they are declared, found and checked, and those that every agent has."""

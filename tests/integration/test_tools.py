@@ -1,0 +1,706 @@
+"""Tools in worker processes: whatever a tool does, the call ends as text, and neither the driver nor another call suffers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from atlas.engine.process import is_alive, process_of
+from atlas.engine.tool_host import WorkerToolHost
+from atlas.engine.tool_inline import InlineToolHost
+from atlas.kernel.errors import Invalid, NotFound, Unavailable
+from atlas.kernel.event import Process
+from atlas.kernel.port import ToolHost
+from atlas.kernel.tool import ToolFinding, ToolOutcome
+from atlas.tools.discover import Discovery
+from atlas.tools.tool import tool
+
+HEAD = """
+import asyncio, os, signal, subprocess, sys, threading, time
+from dataclasses import dataclass
+from typing import Annotated, Literal
+from atlas.tools.tool import tool
+"""
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Write:
+    """Writes files of tools, `main.py` with the usual imports on top, and gives their folder."""
+
+    def write(main: str = "", **files: str) -> str:
+        tools = tmp_path / "agent" / "tools"
+        tools.mkdir(parents=True, exist_ok=True)
+        if main:
+            files["main"] = HEAD + textwrap.dedent(main)
+        for name, text in files.items():
+            (tools / f"{name}.py").write_text(textwrap.dedent(text).lstrip("\n"), encoding="utf-8")
+        return str(tools.parent)
+
+    return write
+
+
+def run(body: Callable[[WorkerToolHost], Awaitable[None]], **options: Any) -> None:
+    """Runs the test's coroutine with a host, inside a time limit."""
+
+    async def main() -> None:
+        async with asyncio.timeout(60), WorkerToolHost(**{"grace_s": 0.3, **options}) as host:
+            await body(host)
+
+    asyncio.run(main())
+
+
+async def call(host: ToolHost, folder: str, name: str, key: str = "key", **args: object) -> ToolOutcome:
+    return await host.call(folder, name, json.dumps(args).encode(), key)
+
+
+async def together(*calls: Awaitable[ToolOutcome]) -> list[ToolOutcome]:
+    async def one(waiting: Awaitable[ToolOutcome]) -> ToolOutcome:
+        return await waiting
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(waiting)) for waiting in calls]
+    return [task.result() for task in tasks]
+
+
+async def gone(process: Process, within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while is_alive(process) and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)  # it is not our child, so there is nothing to wait on but the process table
+    return not is_alive(process)
+
+
+# What goes right
+
+
+def test_definitions_are_read_in_another_process_and_sorted_by_name(folder: Write, tmp_path: Path) -> None:
+    here = folder(
+        f"""
+        open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+
+        @tool(effect="external_side_effect", timeout_s=5, resources=("mail:{{to}}",))
+        async def send(to: Annotated[str, "an address"], urgent: bool = False, *, effect_key: str) -> str:
+            '''Sends a mail.'''
+            return to
+
+        @tool(effect="read_only")
+        def look() -> str:
+            return "x"
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        first, second = await host.definitions(here)
+        assert (first.name, second.name) == ("look", "send")
+        assert (second.effect, second.timeout_s, second.resources) == ("external_side_effect", 5.0, ("mail:{to}",))
+        assert second.where == "tools/main.py:8"
+        assert len(second.digest) == 64
+        assert json.loads(bytes(second.spec.schema)) == {
+            "type": "object",
+            "properties": {
+                "to": {"type": "string", "description": "an address"},
+                "urgent": {"type": "boolean", "default": False},
+            },
+            "required": ["to"],
+            "additionalProperties": False,
+        }
+        assert "tools.main" not in sys.modules
+        assert int((tmp_path / "pid").read_text()) != os.getpid()
+
+    run(body)
+
+
+def test_results_become_text_and_the_effect_key_reaches_the_function(folder: Write) -> None:
+    here = folder(
+        """
+        @dataclass
+        class Point:
+            x: int
+            y: float = 0.5
+
+        @tool
+        def words(effect_key: str) -> str:
+            return f"done as {effect_key} é"
+        @tool
+        def nothing():
+            pass
+        @tool
+        async def data(at: Point, kind: Literal["a", "b"] = "a"):
+            return {"at": at, "kind": kind, "is_point": isinstance(at, Point)}
+        @tool
+        def object_():
+            return object()
+        @tool
+        def huge():
+            return "x" * 5_000_000
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        assert (await call(host, here, "words", "k-17")).text == "done as k-17 é"
+        assert (await call(host, here, "nothing")).text == "(done, no result)"
+        found = await call(host, here, "data", at={"x": 1.0, "y": 0.5}, kind="b")
+        assert json.loads(found.text) == {"at": {"x": 1, "y": 0.5}, "kind": "b", "is_point": True}
+        assert not found.is_error
+        for name, why in (("object_", "not JSON"), ("huge", "5000000 characters")):
+            failed = await call(host, here, name)
+            assert failed.is_error
+            assert failed.text.startswith("it ran, but its result")
+            assert why in failed.text
+        unfit = await call(host, here, "data", at={"x": "much"})
+        assert unfit.is_error
+        assert "$.at.x" in unfit.text
+        with pytest.raises(NotFound):
+            await call(host, here, "missing")
+
+    run(body)
+
+
+def test_repeatable_calls_share_a_process_and_run_side_by_side(folder: Write) -> None:
+    here = folder(
+        """
+        @tool(effect="read_only")
+        def slow(n: int):
+            time.sleep(0.3)
+            return os.getpid()
+        @tool(idempotent=True)
+        async def idle(n: int):
+            await asyncio.sleep(0.3)
+            return os.getpid()
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        await host.definitions(here)
+        began = time.monotonic()
+        found = await together(*(call(host, here, name, n=n) for n in range(20) for name in ("slow", "idle")))
+        assert time.monotonic() - began < 4
+        assert len({one.text for one in found}) == 1
+
+    run(body)
+
+
+def test_calls_that_must_not_be_repeated_never_share_a_process(folder: Write) -> None:
+    here = folder(
+        """
+        @tool(effect="external_side_effect")
+        async def pay():
+            await asyncio.sleep(0.2)
+            return os.getpid()
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        found = await together(*(call(host, here, "pay") for _ in range(3)))
+        assert len({one.text for one in found}) == 3
+        again = await together(*(call(host, here, "pay") for _ in range(3)))
+        assert {one.text for one in again} == {one.text for one in found}
+        limited = await together(*(call(host, here, "pay") for _ in range(8)))
+        assert len({one.text for one in limited}) == 4
+
+    run(body, alone=4)
+
+
+def test_files_may_import_each_other_and_shadow_nothing(folder: Write) -> None:
+    head = "from atlas.tools.tool import tool\n"
+    here = folder(
+        _shared="VALUE = 42\n",
+        calendar=head + "import json\nfrom tools._shared import VALUE\n@tool\ndef a():\n    return VALUE\n",
+        json=head + "import calendar\nfrom tools.calendar import a\n@tool\ndef b():\n    return calendar.MONDAY\n",
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        assert [one.name for one in await host.definitions(here)] == ["a", "b"]
+        assert (await call(host, here, "a")).text == "42"
+        assert (await call(host, here, "b")).text == "0"
+        assert not list(Path(here).rglob("__pycache__"))
+
+    run(body)
+
+
+def test_output_is_appended_to_the_call_that_printed_it(folder: Write) -> None:
+    here = folder(
+        """
+        @tool(effect="read_only")
+        def chatty(who: str):
+            for _ in range(3):
+                print(who)
+                time.sleep(0.02)
+            print(who, "to stderr", file=sys.stderr)
+            return "done"
+        @tool(effect="read_only")
+        async def program():
+            subprocess.run(["echo", "from a program"], check=True)
+            print("from python")
+            return "done"
+        @tool(effect="read_only")
+        def flood():
+            for _ in range(10_000):
+                print("x" * 100)
+            os.write(1, b"y" * 300_000)
+            return "done"
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        first, second = await together(*(call(host, here, "chatty", who=who) for who in ("anna", "bert")))
+        assert first.text == "done\n\n[printed]\nanna\nanna\nanna\nanna to stderr"
+        assert second.text == "done\n\n[printed]\nbert\nbert\nbert\nbert to stderr"
+        alone = (await call(host, here, "program")).text
+        assert "from a program" in alone
+        assert "from python" in alone
+        flooded = await call(host, here, "flood")
+        assert len(flooded.text) < 200_000
+        assert "more characters]" in flooded.text
+        assert "from a program" not in flooded.text
+
+    run(body)
+
+
+def test_environment_is_the_users_without_atlas_own(folder: Write) -> None:
+    here = folder(
+        """
+        @tool
+        def environment():
+            return [os.environ.get("MINE"), [n for n in os.environ if n.startswith("ATLAS_")], os.getcwd()]
+        """
+    )
+    environ = {**os.environ, "MINE": "yes", "ATLAS_LEDGER_URL": "postgres://secret"}
+
+    async def body(host: WorkerToolHost) -> None:
+        assert json.loads((await call(host, here, "environment")).text) == ["yes", [], here]
+
+    run(body, environ=environ)
+
+
+# What goes wrong in a tool
+
+
+def test_exception_becomes_text_with_its_type_message_and_place(folder: Write) -> None:
+    here = folder(
+        """
+        @tool
+        def fail(n: int):
+            print("before")
+            raise ValueError(f"no such thing: {n}")
+        @tool
+        async def exits():
+            sys.exit(3)
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        failed = await call(host, here, "fail", n=7)
+        assert failed.is_error
+        assert not failed.in_doubt
+        lines = failed.text.splitlines()
+        assert lines[0] == "ValueError: no such thing: 7"
+        assert lines[1] == "tools/main.py:9 in fail"
+        assert "raise ValueError" in lines[2]
+        assert "atlas" not in failed.text
+        assert lines[-1] == "before"
+        assert "sys.exit(3)" in (await call(host, here, "exits")).text
+
+    run(body)
+
+
+def test_coroutine_that_is_late_is_stopped_and_its_process_lives(folder: Write) -> None:
+    here = folder(
+        """
+        @tool(effect="read_only", timeout_s=0.3)
+        async def late():
+            print("began")
+            await asyncio.sleep(60)
+        @tool(effect="external_side_effect", timeout_s=0.3)
+        async def pay():
+            await asyncio.sleep(60)
+        @tool(effect="read_only")
+        def pid():
+            return os.getpid()
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        before = await call(host, here, "pid")
+        late = await call(host, here, "late")
+        assert late.is_error
+        assert not late.in_doubt
+        assert late.text.startswith("late did not finish within 0.3 s and was stopped.")
+        assert "began" in late.text
+        assert (await call(host, here, "pid")).text == before.text
+        doubtful = await call(host, here, "pay")
+        assert doubtful.in_doubt
+        assert "look before doing it again" in doubtful.text
+
+    run(body)
+
+
+@pytest.mark.parametrize("how", ["def late(): time.sleep(60)", "async def late(): time.sleep(60)"])
+def test_function_that_does_not_stop_is_killed_and_neighbours_are_called_again(
+    folder: Write, how: str, tmp_path: Path
+) -> None:
+    here = folder(
+        f"""
+        @tool(effect="read_only", timeout_s=0.5)
+        {how}
+        @tool(effect="read_only")
+        def neighbour(effect_key: str):
+            with open({str(tmp_path / "calls")!r}, "a") as file:
+                file.write(f"{{effect_key}} {{os.getpid()}}\\n")
+            time.sleep(1.2)
+            return os.getpid()
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        await host.definitions(here)
+        began = time.monotonic()
+        innocent, late = await together(call(host, here, "neighbour", "k1"), call(host, here, "late"))
+        assert late.is_error
+        assert time.monotonic() - began < 15
+        assert not innocent.is_error
+        calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+        assert [key for key, _ in calls] == ["k1"] * len(calls)
+        assert innocent.text == calls[-1][1]
+        if how.startswith("def"):
+            assert len(calls) == 2
+            first = int(calls[0][1])
+            assert not Path(f"/proc/{first}").exists()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "deed, said",
+    [
+        ("os._exit(4)", "exited with status 4"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        ("os.closerange(3, 100)", ""),
+    ],
+)
+def test_crash_is_the_outcome_of_that_call_alone(folder: Write, deed: str, said: str) -> None:
+    here = folder(
+        f"""
+        @tool(effect="external_side_effect")
+        def crash():
+            {deed}
+            time.sleep(30)
+        @tool(effect="read_only")
+        def crash_reading():
+            {deed}
+            time.sleep(30)
+        @tool(effect="external_side_effect")
+        async def pay():
+            await asyncio.sleep(0.5)
+            return "paid"
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        await host.definitions(here)
+        crashed, paid, reading = await together(
+            call(host, here, "crash"), call(host, here, "pay"), call(host, here, "crash_reading")
+        )
+        assert crashed.is_error
+        assert crashed.in_doubt
+        assert reading.is_error
+        assert not reading.in_doubt
+        assert said in crashed.text
+        assert "agent" not in crashed.text
+        assert paid.text == "paid"
+        assert (await call(host, here, "pay")).text == "paid"
+
+    run(body)
+
+
+def test_memory_is_limited(folder: Write) -> None:
+    here = folder(
+        """
+        @tool(effect="read_only")
+        def hog():
+            return len(bytearray(2_000_000_000))
+        @tool(effect="read_only")
+        def fine():
+            return "fine"
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        hog = await call(host, here, "hog")
+        assert hog.is_error
+        assert "memory" in hog.text
+        assert (await call(host, here, "fine")).text == "fine"
+
+    run(body, memory_mb=512)
+
+
+# Cancelling and ending
+
+
+def test_cancelled_coroutine_is_cancelled_in_its_process(folder: Write, tmp_path: Path) -> None:
+    here = folder(
+        f"""
+        @tool
+        async def works():
+            open({str(tmp_path / "began")!r}, "w").close()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                open({str(tmp_path / "cancelled")!r}, "w").close()
+                raise
+        @tool
+        def pid():
+            return os.getpid()
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        before = await call(host, here, "pid")
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(call(host, here, "works"))
+            await appears(tmp_path / "began")
+            task.cancel()
+        assert task.cancelled()
+        await appears(tmp_path / "cancelled")
+        assert (await call(host, here, "pid")).text == before.text
+
+    run(body)
+
+
+def test_cancelled_function_in_a_thread_is_killed_after_the_grace_period(folder: Write, tmp_path: Path) -> None:
+    here = folder(
+        f"""
+        @tool
+        def works():
+            open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+            open({str(tmp_path / "began")!r}, "w").close()
+            while True:
+                time.sleep(0.05)
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(call(host, here, "works"))
+            await appears(tmp_path / "began")
+            process = process_of(int((tmp_path / "pid").read_text()))
+            task.cancel()
+        assert task.cancelled()
+        assert await gone(process)
+
+    run(body)
+
+
+async def appears(path: Path) -> None:
+    """Another process writes the file, so there is nothing to wait on but the folder."""
+    async with asyncio.timeout(20):
+        while not path.exists():
+            await asyncio.sleep(0.01)
+
+
+def test_idle_process_ends_and_draining_ends_the_rest(folder: Write) -> None:
+    here = folder("@tool(effect='read_only')\ndef pid(): return os.getpid()\n@tool\ndef hang(): time.sleep(60)\n")
+
+    async def body(host: WorkerToolHost) -> None:
+        first = process_of(int((await call(host, here, "pid")).text))
+        assert await gone(first)
+        second = int((await call(host, here, "pid")).text)
+        assert second != first.pid
+        async with asyncio.TaskGroup() as group:
+            hanging = group.create_task(call(host, here, "hang"))
+            await asyncio.sleep(0.3)
+            await host.drain()
+        assert hanging.result().in_doubt
+
+    run(body, idle_s=0.2)
+
+
+def test_process_that_dies_while_idle_is_replaced(folder: Write) -> None:
+    here = folder("@tool\ndef pid(): return os.getpid()\n")
+
+    async def body(host: WorkerToolHost) -> None:
+        pid = int((await call(host, here, "pid")).text)
+        process = process_of(pid)
+        os.kill(pid, signal.SIGKILL)  # a process that this test's host started
+        assert await gone(process)
+        await asyncio.sleep(0.05)
+        assert int((await call(host, here, "pid")).text) != pid
+
+    run(body)
+
+
+# Files with problems
+
+
+def test_every_problem_of_the_files_is_told_with_its_place(folder: Write) -> None:
+    head = "from atlas.tools.tool import tool\n"
+    here = folder(
+        a_syntax="def broken(:\n    pass\n",
+        b_hint=head + "\n@tool\ndef fine(x: object):\n    pass\n",
+        c_import="import no_such_module_anywhere\n",
+        d_exit="import sys\nsys.exit(1)\n",
+        e_fine=head + "@tool\ndef fine_one(x: int):\n    pass\n",
+        f_twice=head + "@tool(name='fine_one')\ndef other(x: int):\n    pass\n",
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        with pytest.raises(Invalid) as caught:
+            await host.definitions(here)
+        found = {problem.path: (problem.line, problem.code, problem.message) for problem in caught.value.problems}
+        assert set(found) == {f"tools/{name}.py" for name in ("a_syntax", "b_hint", "c_import", "d_exit", "f_twice")}
+        assert found["tools/a_syntax.py"][0] == 1
+        assert found["tools/b_hint.py"][0] == 3
+        assert "parameter x" in found["tools/b_hint.py"][2]
+        assert "no_such_module_anywhere" in found["tools/c_import.py"][2]
+        assert found["tools/f_twice.py"][1] == "tool_defined_twice"
+        with pytest.raises(Invalid):
+            await call(host, here, "fine_one", x=1)
+
+    run(body)
+
+
+def test_import_that_crashes_or_hangs_is_unavailable(folder: Write) -> None:
+    crashing = folder("os._exit(3)")
+
+    async def body(host: WorkerToolHost) -> None:
+        with pytest.raises(Unavailable, match="status 3"):
+            await host.definitions(crashing)
+        hanging = folder("time.sleep(60)")
+        with pytest.raises(Unavailable, match="within 1 s"):
+            await host.definitions(hanging)
+        with pytest.raises(Unavailable, match="could be started"):
+            await host.definitions("/nowhere/at/all")
+
+    run(body, startup_timeout_s=1)
+
+
+# Probes and resources
+
+
+PROBES = """
+from atlas import Done
+
+def find(what: str, effect_key: str):
+    if what == "done":
+        return Done({"key": effect_key})
+    if what == "odd":
+        return 17
+    if what == "broken":
+        raise OSError("cannot look")
+    return None
+
+@tool(effect="external_side_effect", probe=find)
+def deed(what: str):
+    return what
+
+@tool(resources=lambda what: [f"file:{what}", "read:mail"] if what != "broken" else 1 / 0)
+def touching(what: str):
+    return what
+
+@tool(effect="read_only", resources=("read:a",))
+def declared():
+    return 1
+
+@tool
+def undeclared():
+    return 1
+"""
+
+
+def test_probes_tell_what_became_of_a_call(folder: Write) -> None:
+    here = folder(PROBES)
+
+    async def body(host: WorkerToolHost) -> None:
+        async def probe(name: str, what: str) -> ToolFinding:
+            return await host.probe(here, name, msgspec.json.encode({"what": what}), "k9")
+
+        assert await probe("deed", "done") == ToolFinding("done", '{"key":"k9"}')
+        assert await probe("deed", "other") == ToolFinding("not_done")
+        assert (await probe("deed", "odd")).found == "unknown"
+        assert "cannot look" in (await probe("deed", "broken")).message
+        assert (await probe("touching", "done")).found == "unknown"
+
+    run(body)
+
+
+def test_resources_are_what_the_tool_says_and_everything_when_it_cannot(folder: Write) -> None:
+    here = folder(PROBES)
+
+    async def body(host: WorkerToolHost) -> None:
+        assert await host.resources(here, "touching", b'{"what":"x"}') == ("file:x", "read:mail")
+        assert await host.resources(here, "touching", b'{"what":"broken"}') == ("*",)
+        assert await host.resources(here, "declared", b"{}") == ("read:a",)
+        assert await host.resources(here, "undeclared", b"{}") == ("*",)
+
+    run(body)
+
+
+# Discovery and tools of this process
+
+
+def test_discovery_reads_each_content_once_and_starts_nothing_for_a_folder_without_tools(
+    folder: Write, tmp_path: Path
+) -> None:
+    here = folder("@tool\ndef one(): pass\n", _not_a_tool="raise RuntimeError('never imported')\n")
+    copy = tmp_path / "copy"
+    (copy / "tools").mkdir(parents=True)
+    for file in Path(here, "tools").iterdir():
+        (copy / "tools" / file.name).write_bytes(file.read_bytes())
+    empty = tmp_path / "empty"
+    empty.mkdir()
+
+    async def body(host: WorkerToolHost) -> None:
+        discovery = Discovery(host)
+        assert await discovery.declared(str(empty)) == ()
+        assert [one.name for one in await discovery.declared(here)] == ["one"]
+        await host.drain()
+        assert [one.name for one in await discovery.declared(str(copy))] == ["one"]
+        (copy / "tools" / "more.py").write_text("from atlas.tools.tool import tool\n@tool\ndef two(): pass\n")
+        assert [one.name for one in await discovery.declared(str(copy))] == ["one", "two"]
+
+    run(body)
+
+
+def test_functions_of_this_process_are_called_in_it() -> None:
+    @tool(effect="read_only", timeout_s=0.1)
+    async def here(n: int, effect_key: str) -> list[object]:
+        """Tells where it is."""
+        if n < 0:
+            await asyncio.sleep(10)
+        if n == 0:
+            raise ValueError("none")
+        return [n, effect_key, os.getpid()]
+
+    def plain() -> None:
+        pass
+
+    async def main() -> None:
+        host = InlineToolHost({"demo": [here]})
+        assert [one.name for one in await host.definitions("demo")] == ["here"]
+        assert json.loads((await call(host, "demo", "here", n=1)).text) == [1, "key", os.getpid()]
+        assert re.match("ValueError: none\n.*test_tools.py:", (await call(host, "demo", "here", n=0)).text)
+        late = await call(host, "demo", "here", n=-1)
+        assert (late.is_error, late.in_doubt) == (True, False)
+        assert await host.resources("demo", "here", b'{"n":1}') == ("*",)
+        with pytest.raises(NotFound):
+            await call(host, "other", "here", n=1)
+        with pytest.raises(Invalid, match="not a tool"):
+            InlineToolHost({"demo": [plain]})
+        with pytest.raises(Invalid, match="two tools"):
+            InlineToolHost({"demo": [here, here]})
+
+    asyncio.run(main())

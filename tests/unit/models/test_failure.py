@@ -1,0 +1,123 @@
+"""Refusals of real servers, in their own words, and the kinds they stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from atlas.kernel.model import ModelErrorKind
+from atlas.models.failure import http_failure, read_complaint, retry_after_s, stream_failure
+
+NOW_US = 1_767_225_600_000_000  # Thu, 01 Jan 2026 00:00:00 GMT
+
+
+def openai(message: str, type_: str = "", code: str | None = None) -> bytes:
+    return json.dumps({"error": {"message": message, "type": type_, "param": None, "code": code}}).encode()
+
+
+def anthropic(type_: str, message: str) -> bytes:
+    return json.dumps({"type": "error", "error": {"type": type_, "message": message}}).encode()
+
+
+CASES: list[tuple[int, bytes, ModelErrorKind]] = [
+    (401, openai("Incorrect API key provided", "invalid_request_error", "invalid_api_key"), "auth"),
+    (403, anthropic("permission_error", "no access"), "auth"),
+    (402, b"", "auth"),
+    (404, openai("The model `x` does not exist", "invalid_request_error", "model_not_found"), "auth"),
+    (404, anthropic("not_found_error", "model: x"), "auth"),
+    (429, openai("Rate limit reached", "requests", "rate_limit_exceeded"), "rate_limit"),
+    (429, openai("Limit 3/min. Add a payment method at https://example.org/account/billing"), "rate_limit"),
+    (429, openai("You exceeded your current quota", "insufficient_quota", "insufficient_quota"), "auth"),
+    (400, anthropic("invalid_request_error", "Your credit balance is too low to access the API"), "auth"),
+    (500, b"oops", "server"),
+    (502, b"<html>bad gateway</html>", "server"),
+    (503, openai("overloaded", "server_error"), "server"),
+    (529, anthropic("overloaded_error", "Overloaded"), "server"),
+    (504, b"", "timeout"),
+    (408, b"", "timeout"),
+    (413, anthropic("request_too_large", "Request exceeds the maximum size"), "overflow"),
+    (400, openai("This model's maximum context length is 8192 tokens.", code="context_length_exceeded"), "overflow"),
+    (400, anthropic("invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"), "overflow"),
+    (
+        400,
+        anthropic("invalid_request_error", "input length and `max_tokens` exceed context limit: 1 + 2 > 3"),
+        "overflow",
+    ),
+    (400, json.dumps({"object": "error", "message": "maximum context length is 4096"}).encode(), "overflow"),
+    (
+        400,
+        json.dumps({"error": {"code": 400, "message": "the request exceeds the available context size"}}).encode(),
+        "overflow",
+    ),
+    (400, b'[{"error": {"code": 400, "message": "The input token count (9) exceeds the maximum number"}}]', "overflow"),
+    (500, b'{"error": "Input is too long for requested model"}', "overflow"),
+    (400, openai("blocked", code="content_filter"), "refused"),
+    (400, openai("Unknown parameter: 'foo'", "invalid_request_error"), "invalid"),
+    (422, b'{"detail": [{"loc": ["body"], "msg": "field required"}]}', "invalid"),
+    (418, b"", "invalid"),
+]
+
+
+@pytest.mark.parametrize("status, body, kind", CASES)
+def test_refusals_have_their_kind(status: int, body: bytes, kind: ModelErrorKind) -> None:
+    error = http_failure("lab", status, {}, body, NOW_US)
+    assert error.kind == kind
+    assert error.reason == f"model_{kind}"
+    assert str(status) in error.message
+
+
+@pytest.mark.parametrize(
+    "type_, code, message, kind",
+    [
+        ("overloaded_error", "", "Overloaded", "server"),
+        ("rate_limit_error", "", "slow down", "rate_limit"),
+        ("api_error", "", "internal", "server"),
+        ("invalid_request_error", "", "prompt is too long: 5 tokens > 4 maximum", "overflow"),
+        ("authentication_error", "", "who are you", "auth"),
+        ("", "429", "slow down", "rate_limit"),
+        ("", "502", "upstream", "server"),
+        ("", "", "", "server"),
+    ],
+)
+def test_complaints_inside_a_stream_have_their_kind(type_: str, code: str, message: str, kind: str) -> None:
+    complaint = read_complaint(json.dumps({"error": {"type": type_, "code": code, "message": message}}).encode())
+    assert stream_failure("lab", complaint, None).kind == kind
+
+
+def test_redirect_is_not_followed_and_says_where_it_leads() -> None:
+    error = http_failure("lab", 307, {"Location": "https://elsewhere.example/v1"}, b"", NOW_US)
+    assert error.kind == "connection"
+    assert "elsewhere.example" in error.message
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b"7", b'"text"', b'{"error": 7}', b"\xff\xfe", b'{"error": {}}']
+)
+def test_no_error_body_whatsoever_breaks_the_reading(body: bytes) -> None:
+    assert http_failure("lab", 500, {}, body, NOW_US).kind == "server"
+
+
+def test_message_is_bounded() -> None:
+    assert len(http_failure("lab", 500, {}, b"x" * 100_000, NOW_US).message) < 600
+
+
+@pytest.mark.parametrize(
+    "headers, seconds",
+    [
+        ({}, 0.0),
+        ({"Retry-After": "7"}, 7.0),
+        ({"Retry-After": "0.5"}, 0.5),
+        ({"Retry-After": "-3"}, 0.0),
+        ({"Retry-After": "soon"}, 0.0),
+        ({"Retry-After": "inf"}, 0.0),
+        ({"Retry-After": "nan"}, 0.0),
+        ({"Retry-After": "9", "retry-after-ms": "1500"}, 1.5),
+        ({"Retry-After": "Thu, 01 Jan 2026 00:00:12 GMT"}, 12.0),
+        ({"Retry-After": "Wed, 31 Dec 2025 23:59:00 GMT"}, 0.0),
+        ({"Retry-After": "Thu, 01 Jan 2026 01:00:12 GMT", "Date": "Thu, 01 Jan 2026 01:00:00 GMT"}, 12.0),
+    ],
+)
+def test_time_to_wait_is_read_from_seconds_and_from_dates(headers: Mapping[str, str], seconds: float) -> None:
+    assert retry_after_s(headers, NOW_US) == seconds
