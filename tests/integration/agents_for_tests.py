@@ -37,6 +37,17 @@ class Worker(AgentBase):
                 return await context.step("risk", touch, log, what, effect="high_risk")
             case ["probed", what]:
                 return await context.step("probed", touch, log, what, probe=probe)
+            case ["mails", count]:
+                async with asyncio.TaskGroup() as group:
+                    for number in range(int(count)):
+                        step = context.step("mail", touch, log, str(number), effect="external_side_effect")
+                        group.create_task(step)
+                return None
+            case ["crowd", count]:
+                async with asyncio.TaskGroup() as group:
+                    for number in range(int(count)):
+                        group.create_task(context.step("look", abs, number, effect="read_only"))
+                return None
             case ["spawn", count]:
                 kids = [("worker", {"log": log, "do": [f"write:kid{n}"]}) for n in range(int(count))]
                 return len(await context.spawn_many(kids))

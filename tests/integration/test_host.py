@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 import sqlite3
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -592,3 +594,101 @@ def test_a_stream_follows_a_run_past_its_parking(vault_dir: Path, log: str) -> N
         assert seen[-1] == "run.ended"
 
     in_host(vault_dir, work)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE run SET state = 'failed'",
+        "UPDATE run SET agent = 'evil', principal = 'mallory'",
+        "UPDATE run SET steps = 999",
+        "UPDATE run SET snapshot = 'other'",
+        "UPDATE run SET state = 'queued', ended_us = 0",
+    ],
+)
+def test_verify_notices_a_row_that_says_what_no_event_says(vault_dir: Path, log: str, sql: str) -> None:
+    async def work(host: Host) -> None:
+        await finish(host, log, "write:a")
+        database = sqlite3.connect(vault_dir / ".atlas" / "ledger.db")
+        database.execute(sql)
+        database.commit()
+        database.close()
+        report = await host.verify(None)
+        assert not report.ok
+        assert "row says" in report.findings[0].message
+
+    in_host(vault_dir, work)
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"a": float("inf")}, {1: 2}, b"x", {"a": {1, 2}}, "\ud800", object()])
+def test_an_input_that_is_not_json_is_refused_and_nothing_is_stored(vault_dir: Path, value: object) -> None:
+    async def work(host: Host) -> None:
+        with pytest.raises(Invalid, match="not JSON"):
+            await host.submit("worker", value)
+        assert (await host.runs(RunQuery())).runs == ()
+
+    in_host(vault_dir, work)
+
+
+@pytest.mark.parametrize("option", [{"key": 5}, {"unattended": "x"}, {"priority": "x"}, {"principal": None}])
+def test_an_option_of_the_wrong_type_is_refused_before_anything_is_stored(
+    vault_dir: Path, option: dict[str, Any]
+) -> None:
+    async def work(host: Host) -> None:
+        with pytest.raises(Invalid, match="wrong type"):
+            await host.submit("worker", {"log": "x", "do": []}, **option)
+        assert (await host.runs(RunQuery())).runs == ()
+
+    in_host(vault_dir, work)
+
+
+def test_questions_asked_side_by_side_are_put_together(vault_dir: Path, log: str) -> None:
+    async def work(host: Host) -> None:
+        run_id, state = await finish(host, log, "mails:3")
+        assert state == "waiting"
+        entries = await host.inbox()
+        assert len(entries) == 3
+        await host.answer(run_id, entries[0].effect, approved=True)
+        assert len(await host.inbox()) == 2
+        for entry in entries[1:]:
+            await host.answer(run_id, entry.effect, approved=True)
+        assert await host.drive(run_id) == "succeeded"
+        assert sorted(WORLD[log]) == ["0", "1", "2"]
+
+    in_host(vault_dir, work)
+
+
+def test_thousands_of_steps_side_by_side_cost_what_they_cost_one_by_one(vault_dir: Path, log: str) -> None:
+    async def work(host: Host) -> None:
+        spent: dict[int, float] = {}
+        for count in (500, 4000):
+            began = time.process_time()
+            _, state = await finish(host, log, f"crowd:{count}")
+            spent[count] = (time.process_time() - began) / count
+            assert state == "succeeded"
+        # Quadratic work would be eight times dearer per step.
+        assert spent[4000] < spent[500] * 3
+
+    in_host(vault_dir, work)
+
+
+def test_a_run_that_cannot_be_executed_here_is_left_for_another_place(vault_dir: Path) -> None:
+    async def main() -> None:
+        agent = vault_dir / "agents" / "pinned"
+        agent.mkdir(parents=True)
+        contract = "agent: {name: pinned, version: 1.0.0, description: x}"
+        (agent / "agent.yaml").write_text(contract)
+        (agent / "agent.py").write_text("from atlas import AgentBase\nclass A(AgentBase): pass\n")
+        async with host_at(vault_dir) as host:
+            run = await host.submit("pinned", {})
+        shutil.rmtree(vault_dir / ".atlas" / "snapshots")
+        blobs = vault_dir / ".atlas" / "blobs"
+        blobs.rename(vault_dir / "elsewhere")
+        async with asyncio.timeout(30), host_at(vault_dir) as host:
+            with pytest.raises(NotFound, match="blob"):
+                await host.drive(run.run_id)
+            row = await host.ledger.run(run.run_id)
+            assert (row.state, row.owner) == ("queued", "")
+            assert not (await host.verify(run.run_id)).ok
+
+    asyncio.run(main())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -14,7 +14,7 @@ from atlas.kernel.code import CallMade, Job
 from atlas.kernel.config import Execution
 from atlas.kernel.contract import Contract
 from atlas.kernel.decide import deadline_us
-from atlas.kernel.errors import CircuitOpen, ErrorRecord, Invalid, RunFailed, Unavailable
+from atlas.kernel.errors import CircuitOpen, ErrorRecord, Invalid, Problem, RunFailed, Unavailable
 from atlas.kernel.event import ForkPoint, Limits, RunCreated, draft
 from atlas.kernel.ident import RUN, SESSION, new_id
 from atlas.kernel.port import Clock, Ledger, Vault
@@ -66,6 +66,7 @@ class Agents:
         clock: Clock,
         execution: Execution,
         compile_schema: Callable[[dict[str, Any]], Schema],
+        not_json: Callable[[Any], Sequence[Problem]],
         inline: Mapping[str, Contract],
     ) -> None:
         self._vault = vault
@@ -73,12 +74,14 @@ class Agents:
         self._clock = clock
         self._execution = execution
         self._compile = compile_schema
+        self._not_json = not_json
         self._inline = inline
         self._pinned: dict[str, Pinned] = {}
         self._schemas: dict[tuple[str, str], Schema] = {}
 
     async def submit(self, name: str, value: Any, options: Options) -> Submitted:
         """Queues a run of the agent on a valid input; the same key gives the same run."""
+        options = _checked(options)
         agent = await self._pin(name)
         _require_available(agent.contract)
         valid = self._valid_input(agent, value)
@@ -242,6 +245,14 @@ class Agents:
 
     def _valid_input(self, agent: Pinned, value: Any) -> Any:
         schema = agent.contract.input.schema
+        wrong = self._not_json(value)
+        if wrong:
+            raise Invalid(
+                f"the input of {agent.contract.name} is not JSON: {wrong[0].message}",
+                problems=tuple(wrong),
+                hint="Pass plain data: text, numbers, lists and dicts.",
+                code="input_not_json",
+            )
         if not schema:
             return {} if value is None else value
         compiled = self._schema(agent, "input", schema)
@@ -314,6 +325,14 @@ class Agents:
 
     def _new_id(self, prefix: str) -> str:
         return new_id(prefix, self._clock.now_us(), self._clock.entropy(10))
+
+
+def _checked(options: Options) -> Options:
+    """Options of the types they say; what a program passes is not checked by anybody before."""
+    try:
+        return msgspec.convert(msgspec.structs.asdict(options), Options)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"an option is of the wrong type: {error}", code="option_invalid") from None
 
 
 def _require_available(contract: Contract) -> None:

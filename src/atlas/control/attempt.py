@@ -10,18 +10,20 @@ receipts are not, because the ledger keeps the order of appends and every later 
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections import deque
-from typing import assert_never
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, assert_never
 
 import msgspec
 
 from atlas.control.family import Family
 from atlas.control.history import History, load
 from atlas.control.payload import inline, pack, unpack
+from atlas.control.question import Questions
 from atlas.control.record import Record
-from atlas.control.signal import AnswerBody, CancelBody, ResolveBody
-from atlas.control.world import ChildRefused, ChildStarted, Durable, Effected, Granted, Lost, Message, Stop, Tick, World
+from atlas.control.signal import CancelBody, answer_facts, resolve_facts
+from atlas.control.world import ChildRefused, ChildStarted, Durable, Granted, Lost, Message, Stop, Tick, World, bug
 from atlas.kernel.code import (
     Answer,
     CallMade,
@@ -57,7 +59,16 @@ from atlas.kernel.decide import (
     decide,
     is_recoverable,
 )
-from atlas.kernel.errors import AtlasError, ErrorRecord, Fault, LedgerUnavailable, Refused, StaleLease
+from atlas.kernel.errors import (
+    AtlasError,
+    Fault,
+    LedgerCorrupt,
+    LedgerUnavailable,
+    NotFound,
+    Refused,
+    StaleLease,
+    Unavailable,
+)
 from atlas.kernel.event import (
     NULL,
     AttemptStarted,
@@ -76,8 +87,10 @@ from atlas.kernel.event import (
     RunParked,
     ValueRecorded,
 )
-from atlas.kernel.run import Append, Appended, Claimed, InboxItem, RunState, Signal
-from atlas.kernel.state import STEP_SPEND, clock
+from atlas.kernel.run import Append, Appended, Claimed, RunState, Signal
+from atlas.kernel.state import STEP_SPEND, clock, with_live
+
+NOT_HERE_US: Final = 10_000_000
 
 
 class Attempt:
@@ -98,8 +111,9 @@ class Attempt:
         self._unclaimed: set[str] = set()
         self._seen_signals: set[str] = set()
         self._is_retry = False
-        self._asking: dict[int, asyncio.Task[None]] = {}
-        self._tasks = tasks
+        self._questions = Questions(world, tasks, self.post)
+        self._effects: dict[int, str] = {}
+        self.lost: AtlasError | None = None
         self._is_loaded = False
         self._rest: RunState | None = None
 
@@ -122,12 +136,13 @@ class Attempt:
             while self._rest is None:
                 await self._step()
             return self._rest
-        except (_LeaseLost, StaleLease, LedgerUnavailable):
+        except (StaleLease, LedgerUnavailable) as error:
+            self.lost = error
             return None  # nothing more can be written; whoever claims the run next goes on from what is durable
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            self._stop_asking()
+            self._questions.stop()
             if self._code is not None:
                 await self._code.stop()
             if self._is_loaded:
@@ -145,17 +160,23 @@ class Attempt:
 
     async def fail(self, error: Exception) -> RunState | None:
         """Ends a run that met a bug of ours, so that it is not tried for ever; None when even that is impossible."""
-        if not self._is_loaded or self._rest is not None:
+        if self._rest is not None:
             return None
-        detail = "".join(traceback.format_exception(error)[-8:])
-        fault = Fault(
-            f"{type(error).__name__}: {error}", hint="This is a bug in Atlas; please report it.", detail=detail
-        )
+        if not self._is_loaded:
+            self.lost = error if isinstance(error, AtlasError) else bug(error)
+            await self._leave_for_later()
+            return None
         try:
-            await self._end(End("failed", error=fault.record()))
+            await self._end(End("failed", error=bug(error).record()))
         except AtlasError:
             return None
         return self._rest
+
+    async def _leave_for_later(self) -> None:
+        """Gives back a run that cannot even be read; it is looked at again after a while."""
+        due_us = self._world.clock.now_us() + NOT_HERE_US
+        with suppress(AtlasError):
+            await self._world.ledger.append(Append(self.lease, state="queued", release=True, due_us=due_us))
 
     async def _load(self) -> None:
         world = self._world
@@ -167,7 +188,7 @@ class Attempt:
             # must not kill its successor's worker: the commit proves that all that was loaded is older than the lease.
             await world.ledger.append(Append(lease=self.lease))
             await world.kill(state.worker)
-        self._record = Record(world.ledger, world.clock, self.lease, state, self._lose)
+        self._record = Record(world.ledger, world.clock, self.lease, with_live(state), self._lose)
         self._family = Family(world, self._record, self.post, self._send)
         self._unclaimed = set(self._history.answers) | set(state.open)
         self._is_loaded = True
@@ -225,7 +246,7 @@ class Attempt:
             case Stop():
                 record.observe(is_stopping=True)
             case Lost():
-                raise _LeaseLost(message.error.message)
+                raise message.error
             case Tick():
                 self._timer = None
             case Granted():
@@ -234,21 +255,22 @@ class Attempt:
                 assert_never(message)
 
     async def _called(self, call: CallMade) -> None:
-        if call.effect in self._unclaimed:
-            self._unclaimed.discard(call.effect)
-            self._record.observe(unclaimed=len(self._unclaimed), quiet_since_us=self._world.clock.now_us())
+        self._unclaimed.discard(call.effect)
+        self._record.observe(unclaimed=len(self._unclaimed), quiet_since_us=self._world.clock.now_us())
         recorded = self._history.answers.get(call.effect)
         if recorded is not None:
             await self._recall(Recall(call, recorded))
         else:
-            self._record.observe(calls={**self._record.state.live.calls, call.id: call})
+            self._record.state.live.calls[call.id] = call
 
     async def _performed(self, message: Performed) -> None:
-        call = self._under_way(message.id)
+        effect = self._under_way(message.id)
+        if effect is None:
+            return
         self._world.boundary("receipt.before")
         result = inline(message.result) or await pack(self._world.ledger, message.result)
         receipt = EffectReceived(
-            call,
+            effect,
             result,
             message.error,
             duration_us=message.duration_us,
@@ -258,12 +280,13 @@ class Attempt:
         self._remember(receipt)
         self._record.write(receipt, lazy=True, spend=STEP_SPEND.plus(message.spend))
         self._world.boundary("receipt.written")
-        if self._asking.pop(message.id, None) is not None:
+        if self._questions.is_answered(message.id):
             self._send(Answer(message.id, message.result, message.error))
 
     async def _probed(self, message: Probed) -> None:
-        live = self._record.state.live
-        effect = next(name for name, call_id in live.performing.items() if call_id == message.id)
+        effect = self._effects.get(message.id)
+        if effect is None:
+            return
         match message.found:
             case "done":
                 self._under_way(message.id)
@@ -284,7 +307,7 @@ class Attempt:
         call = message.call
         self._world.boundary("intent.durable")
         if self._is_asked_here(call):
-            self._asking[call.id] = self._tasks.create_task(self._generate(call))
+            self._questions.ask(call)
             return
         key = self._effect_key(call.effect)
         self._send(Probe(call.id, key) if message.probe else Perform(call.id, key))
@@ -293,19 +316,6 @@ class Attempt:
     def _is_asked_here(self, call: CallMade) -> bool:
         """Models are asked by the driver, which has the keys and the lanes; a turn is the driver's own code."""
         return call.kind == "model" and self._record.state.created.runtime != "prompt"
-
-    async def _generate(self, call: CallMade) -> None:
-        began_us = self._world.clock.now_us()
-        failed: ErrorRecord | None = None
-        done = Effected(b"null")
-        try:
-            done = await self._world.generate(bytes(call.args))
-        except AtlasError as error:
-            failed = error.record()
-        except Exception as error:  # noqa: BLE001 - the driver's boundary: one run's bug must not end the others
-            failed = Fault(f"{type(error).__name__}: {error}").record()
-        took_us = self._world.clock.now_us() - began_us
-        self.post(Performed(call.id, msgspec.Raw(done.result), failed, took_us, done.spend, done.model))
 
     async def _signalled(self, signal: Signal) -> None:
         if signal.id in self._seen_signals:
@@ -321,20 +331,9 @@ class Attempt:
                     signals=self._family.cancel_all(cancel.reason),
                 )
             case "answer":
-                answer = msgspec.json.decode(signal.body, type=AnswerBody)
-                asked = state.asked.get(answer.effect)
-                if asked is None or asked.args_hash != answer.args_hash:
-                    record.write(consumed=(signal.id,))
-                    return
-                record.write(
-                    EffectAnswered(
-                        answer.effect, answer.args_hash, answer.approved, signal.principal, answer.reason, signal.id
-                    ),
-                    consumed=(signal.id,),
-                    inbox_close=(answer.effect,),
-                )
+                self._told(signal, answer_facts(state, signal))
             case "resolve":
-                self._resolved(signal, msgspec.json.decode(signal.body, type=ResolveBody))
+                self._told(signal, resolve_facts(state, signal))
             case "child_parked":
                 self._family.parked(signal)
             case "child_ended":
@@ -342,18 +341,11 @@ class Attempt:
             case _:
                 raise Fault(f"unknown signal kind {signal.kind}", code="signal_unknown")
 
-    def _resolved(self, signal: Signal, body: ResolveBody) -> None:
-        if body.effect not in self._record.state.doubted:
-            self._record.write(consumed=(signal.id,))
-            return
-        resolved = EffectResolved(body.effect, body.resolution, signal.principal, body.result, body.reason, signal.id)
-        if body.resolution == "done":
-            receipt = EffectReceived(body.effect, body.result, source="person")
-            self._history.answers[body.effect] = receipt
-            facts: tuple[EffectResolved | EffectReceived, ...] = (resolved, receipt)
-        else:
-            facts = (resolved,)
-        self._record.write(*facts, consumed=(signal.id,), inbox_close=(body.effect,))
+    def _told(self, signal: Signal, facts: Sequence[EffectAnswered | EffectResolved | EffectReceived]) -> None:
+        """Records what a person said; what no longer fits is only consumed."""
+        for fact in facts:
+            self._remember(fact if isinstance(fact, EffectReceived) else None)
+        self._record.write(*facts, consumed=(signal.id,), inbox_close=tuple({fact.effect for fact in facts}))
 
     # What is decided
 
@@ -401,6 +393,9 @@ class Attempt:
             job = await world.agents.job(record.state, self._history, world.clock.now_us())
             job = msgspec.structs.replace(job, attempt=attempt)
             self._code = await world.executor(record.state).start(job, self.post)
+        except (Unavailable, NotFound, LedgerCorrupt) as error:
+            await self._give_back(error)
+            return
         except AtlasError as error:
             record.observe(has_code=True, finished=Finished(error=error.record()))
             return
@@ -409,6 +404,13 @@ class Attempt:
         started = AttemptStarted(attempt, self.lease.owner, self._code.process, self._is_retry)
         record.write(started, lazy=True)
         world.boundary("code.started")
+
+    async def _give_back(self, error: AtlasError) -> None:
+        """Leaves a run that cannot be executed here and now for later, or for another machine: it is not its fault."""
+        due_us = self._world.clock.now_us() + NOT_HERE_US
+        said = Logged(f"cannot be executed here: {error.message}", "error")
+        await self._record.write(said, RunParked("interrupted"), state="queued", release=True, due_us=due_us)
+        self._rest, self.lost = "queued", error
 
     async def _recall(self, command: Recall) -> None:
         match command.recorded:
@@ -443,9 +445,9 @@ class Attempt:
         self._perform_when(call, self._record.write(*facts), Durable(call, probe=isinstance(command, Examine)))
 
     def _perform_when(self, call: CallMade, commit: asyncio.Future[Appended], message: Durable) -> None:
-        live = self._record.state.live
         self._drop(call)
-        self._record.observe(performing={**live.performing, call.effect: call.id})
+        self._record.state.live.performing[call.effect] = call.id
+        self._effects[call.id] = call.effect
         commit.add_done_callback(lambda done: None if _failed(done) else self.post(message))
 
     async def _spawn(self, call: CallMade) -> None:
@@ -460,7 +462,7 @@ class Attempt:
         call = command.call
         args = inline(call.args) or await pack(self._world.ledger, call.args)
         asked = EffectAsked(call.effect, call.kind, call.name, args, call.args_hash, call.effect_class, command.reason)
-        item = self._inbox_item(call.effect, "approval", msgspec.json.encode(asked))
+        item = self._record.inbox_item(call.effect, "approval", msgspec.json.encode(asked))
         self._record.write(asked, inbox_open=(item,))
         self._world.boundary("asked")
 
@@ -475,7 +477,7 @@ class Attempt:
 
     def _doubt(self, effects: tuple[str, ...], reason: str) -> None:
         doubts = tuple(EffectDoubted(effect, reason) for effect in effects)
-        items = tuple(self._doubt_item(effect) for effect in effects)
+        items = tuple(self._record.doubt_item(effect) for effect in effects)
         self._record.write(*doubts, inbox_open=items)
 
     async def _park(self, command: Park) -> None:
@@ -499,8 +501,9 @@ class Attempt:
         self._is_retry = True
         is_stopping = self._record.state.live.is_stopping
         self._history = await load(self._world.ledger, self.run_id)
-        self._record.state = self._history.state
+        self._record.state = with_live(self._history.state)
         self._record.observe(is_stopping=is_stopping)
+        self._effects.clear()
         self._unclaimed = set(self._history.answers) | set(self._history.state.open)
 
     async def _end(self, command: End) -> None:
@@ -508,7 +511,7 @@ class Attempt:
         ended = await self._terminal_event(command)
         state = self._record.state
         known = {*state.doubted, state.abandoned}
-        doubts = tuple(self._doubt_item(effect) for effect in ended.unresolved if effect not in known)
+        doubts = tuple(self._record.doubt_item(effect) for effect in ended.unresolved if effect not in known)
         signals = self._family.cancel_all("the parent run ended") + self._family.tell_parent(ended)
         closing = await self._closing(ended.state)
         self._world.boundary("end.before")
@@ -545,11 +548,11 @@ class Attempt:
     def _effect_key(self, effect: str) -> str:
         return f"{self.run_id}/{effect}"
 
-    def _under_way(self, call_id: int) -> str:
-        """The effect of a step that was performing and no longer is."""
-        performing = self._record.state.live.performing
-        effect = next(name for name, number in performing.items() if number == call_id)
-        self._record.observe(performing={name: number for name, number in performing.items() if name != effect})
+    def _under_way(self, call_id: int) -> str | None:
+        """The effect of a call that was performing and no longer is; None when the code made it up."""
+        effect = self._effects.pop(call_id, None)
+        if effect is not None:
+            self._record.state.live.performing.pop(effect, None)
         return effect
 
     def _remember(self, receipt: EffectReceived | None) -> None:
@@ -557,32 +560,10 @@ class Attempt:
             self._history.answers[receipt.effect] = receipt
 
     def _drop(self, call: CallMade) -> None:
-        calls = self._record.state.live.calls
-        if call.id in calls:
-            self._record.observe(calls={number: other for number, other in calls.items() if number != call.id})
-
-    def _doubt_item(self, effect: str) -> InboxItem:
-        return self._inbox_item(effect, "doubt", msgspec.json.encode(self._record.state.open[effect]))
-
-    def _inbox_item(self, effect: str, kind: str, body: bytes) -> InboxItem:
-        state = self._record.state
-        return InboxItem(
-            self.run_id,
-            effect,
-            "doubt" if kind == "doubt" else "approval",
-            state.created.agent,
-            state.principal,
-            body,
-            self._world.clock.now_us(),
-        )
-
-    def _stop_asking(self) -> None:
-        for task in self._asking.values():
-            task.cancel()
-        self._asking.clear()
+        self._record.state.live.calls.pop(call.id, None)
 
     async def _stop_code(self) -> None:
-        self._stop_asking()
+        self._questions.stop()
         if self._code is None:
             return
         await self._code.stop()
@@ -591,8 +572,7 @@ class Attempt:
         said = [message for message in self._inbox if isinstance(message, _SAID)]
         for message in said:
             self._inbox.remove(message)
-            if not isinstance(message, Performed) or message.id in self._record.state.live.performing.values():
-                await self._handle(message)
+            await self._handle(message)
 
     def _wake_at(self, time_us: int) -> None:
         if self._timer is not None and self._timer_us <= time_us:
@@ -613,10 +593,6 @@ _PARKED_AS: dict[str, RunState] = {
 }
 # After these nothing needs to arrive before the next decision.
 _SILENT = (Ask, Doubt, Retry, StartCode)
-
-
-class _LeaseLost(Exception):
-    """This process may not write to the run any more."""
 
 
 def _failed(done: asyncio.Future[Appended]) -> bool:

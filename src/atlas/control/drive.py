@@ -18,7 +18,7 @@ import msgspec
 
 from atlas.control.attempt import Attempt
 from atlas.control.world import Lost, Stop, World
-from atlas.kernel.errors import StaleLease, Unavailable
+from atlas.kernel.errors import AtlasError, StaleLease, Unavailable
 from atlas.kernel.event import Process
 from atlas.kernel.port import Ledger, Wake
 from atlas.kernel.run import PARKED, TERMINAL, Claimed, Lease, RunState
@@ -241,12 +241,20 @@ class Driver:
         # A parked run may have been queued again in the commit that parked it: its row knows.
         if state in TERMINAL:
             self._settle(attempt.run_id, state)
+        elif attempt.lost is not None and not isinstance(attempt.lost, StaleLease):
+            self._disappoint(attempt.run_id, attempt.lost)
         self._nudged.set()
 
     def _settle(self, run_id: str, state: RunState) -> None:
         for future in self._watched.pop(run_id, []):
             if not future.done():
                 future.set_result(state)
+
+    def _disappoint(self, run_id: str, error: AtlasError) -> None:
+        """Tells those who wait that this process cannot go on with the run now; others may."""
+        for future in self._watched.pop(run_id, []):
+            if not future.done():
+                future.set_exception(error)
 
     async def _answer_watchers(self) -> None:
         """Tells those who wait for runs that other processes drive, or that nobody will drive now."""

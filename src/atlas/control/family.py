@@ -66,8 +66,8 @@ class Family:
     def expect(self, call: CallMade) -> None:
         """The code waits for this child from now on."""
         live = self._record.state.live
-        calls = {number: other for number, other in live.calls.items() if number != call.id}
-        self._record.observe(calls=calls, awaiting={**live.awaiting, call.effect: call.id})
+        live.calls.pop(call.id, None)
+        live.awaiting[call.effect] = call.id
 
     async def rejoin(self, call: CallMade) -> None:
         """The code waits for a child that an earlier attempt started."""
@@ -84,9 +84,7 @@ class Family:
 
     def forget(self, effect: str) -> int | None:
         """The code no longer waits for this child; the call that did."""
-        awaiting = self._record.state.live.awaiting
-        self._record.observe(awaiting={name: number for name, number in awaiting.items() if name != effect})
-        return awaiting.get(effect)
+        return self._record.state.live.awaiting.pop(effect, None)
 
     async def started(self, intent: EffectIntended) -> EffectReceived | None:
         """Takes note that a child is durable; its outcome, when that came first."""

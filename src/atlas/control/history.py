@@ -55,6 +55,11 @@ async def load(ledger: Ledger, run_id: str) -> History:
 
 def created_of(event: Event) -> RunCreated:
     """The first event's body."""
+    if not event.salt:
+        raise NotFound(
+            f"the beginning of run {event.run_id} was erased, so it can only be verified",
+            code="run_erased",
+        )
     body = decode_body(event.kind, event.version, event.body)
     if not isinstance(body, RunCreated):
         raise Fault(f"run {event.run_id} does not begin with run.created", code="event_misplaced")

@@ -260,7 +260,9 @@ class Host:
 
     async def inbox(self) -> list[InboxEntry]:
         """What waits for a person, oldest first."""
-        return [await self._entry(item) for item in await self.ledger.inbox()]
+        answered = {signal.id for signal in await self.ledger.signals()}
+        waiting = [item for item in await self.ledger.inbox() if _answer_id(item) not in answered]
+        return [await self._entry(item) for item in waiting]
 
     async def answer(
         self, run_id: str, effect: str, approved: bool, reason: str = "", principal: str = "owner"
@@ -269,9 +271,7 @@ class Host:
         item = await self._inbox_item(run_id, effect, "approval")
         asked = msgspec.json.decode(item.body, type=EffectAsked)
         body = AnswerBody(effect, asked.args_hash, approved, reason)
-        # One id per question: of two answers only the first counts.
-        signal_id = f"answer:{run_id}:{effect}:{item.created_us}"
-        new = NewSignal(signal_id, run_id, "answer", principal, msgspec.json.encode(body))
+        new = NewSignal(_answer_id(item), run_id, "answer", principal, msgspec.json.encode(body))
         if not await self.ledger.signal(new):
             raise Conflict("this was answered already", hint="See 'atlas inbox'.", code="already_answered")
 
@@ -292,8 +292,7 @@ class Host:
             await self._resolve_ended(row, effect, resolution, payload, reason, principal)
             return
         body = ResolveBody(effect, resolution, payload, reason)
-        signal_id = f"resolve:{run_id}:{effect}:{item.created_us}"
-        new = NewSignal(signal_id, run_id, "resolve", principal, msgspec.json.encode(body))
+        new = NewSignal(_answer_id(item), run_id, "resolve", principal, msgspec.json.encode(body))
         if not await self.ledger.signal(new):
             raise Conflict("this was answered already", hint="See 'atlas inbox'.", code="already_answered")
 
@@ -375,6 +374,12 @@ class Host:
 
     def _signal_id(self) -> str:
         return new_id(SIGNAL, self.clock.now_us(), self.clock.entropy(10))
+
+
+def _answer_id(item: InboxItem) -> str:
+    """One id per question: of two answers only the first counts."""
+    kind = "answer" if item.kind == "approval" else "resolve"
+    return f"{kind}:{item.run_id}:{item.effect}:{item.created_us}"
 
 
 def _models(history: History) -> Iterator[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -22,7 +21,7 @@ from atlas.control.desk import Checked, Desk
 from atlas.control.history import History, load
 from atlas.control.payload import unpack
 from atlas.control.recall import user_text
-from atlas.control.world import Effected
+from atlas.control.world import Effected, bug
 from atlas.kernel import guard
 from atlas.kernel.batch import Claim, claim, claim_of, ready
 from atlas.kernel.code import (
@@ -145,7 +144,7 @@ class PromptCode:
                 raise
             finished = Finished(error=Cancelled(self._cancelled.reason or "the run was cancelled").record())
         except Exception as error:  # noqa: BLE001 - a turn is code like an agent's: its bugs end its run and no other
-            finished = Finished(error=_bug(error))
+            finished = Finished(error=bug(error).record())
         if not self._is_stopped:
             self._receive(finished)
 
@@ -483,12 +482,6 @@ def note_of(call: ToolCall) -> Note | None:
         return msgspec.convert({**value, "is_open": status != "done"}, Note)
     except (msgspec.MsgspecError, AttributeError, TypeError):
         return None
-
-
-def _bug(error: Exception) -> ErrorRecord:
-    detail = "".join(traceback.format_exception(error)[-8:])
-    hint = "This is a bug in Atlas; please report it."
-    return Fault(f"{type(error).__name__}: {error}", hint=hint, detail=detail).record()
 
 
 def bare_json(text: str) -> bytes:

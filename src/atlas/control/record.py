@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from atlas.kernel.errors import AtlasError
@@ -49,6 +51,7 @@ class Record:
         spend: Spend = NO_SPEND,
         inbox_open: tuple[InboxItem, ...] = (),
         inbox_close: tuple[str, ...] = (),
+        due_us: int = 0,
     ) -> asyncio.Future[Appended]:
         """Applies the bodies now and returns when they will be durable."""
         drafts = self._apply(bodies)
@@ -57,6 +60,7 @@ class Record:
             drafts=drafts,
             state=state or self._changed_state(),
             release=release,
+            due_us=due_us,
             consumed=consumed,
             signals=signals,
             spend=spend,
@@ -83,6 +87,16 @@ class Record:
         """Applies a body that is already durable."""
         self.state = apply(self.state, body, self.clock.now_us())
         self._report_row_state()
+
+    def doubt_item(self, effect: str) -> InboxItem:
+        """An effect in doubt, as the inbox keeps it."""
+        return self.inbox_item(effect, "doubt", msgspec.json.encode(self.state.open[effect]))
+
+    def inbox_item(self, effect: str, kind: Literal["approval", "doubt"], body: bytes) -> InboxItem:
+        """Something for a person to decide about this run."""
+        state = self.state
+        now_us = self.clock.now_us()
+        return InboxItem(state.run_id, effect, kind, state.created.agent, state.principal, body, now_us)
 
     async def flush(self) -> None:
         """Returns when everything written so far is durable."""

@@ -7,8 +7,9 @@ from typing import Literal
 import msgspec
 
 from atlas.kernel.errors import ErrorRecord
-from atlas.kernel.event import NULL, Payload, Resolution
-from atlas.kernel.run import NewSignal
+from atlas.kernel.event import NULL, EffectAnswered, EffectReceived, EffectResolved, Payload, Resolution
+from atlas.kernel.run import NewSignal, Signal
+from atlas.kernel.state import State
 
 
 class CancelBody(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,6 +50,26 @@ class ChildParkedBody(msgspec.Struct, frozen=True):
     """A child run waits for a person: so does a parent that waits for nothing else."""
 
     effect: str
+
+
+def answer_facts(state: State, signal: Signal) -> tuple[EffectAnswered, ...]:
+    """What a person's answer means to the run; nothing when it does not fit what is asked now."""
+    body = msgspec.json.decode(signal.body, type=AnswerBody)
+    asked = state.asked.get(body.effect)
+    if asked is None or asked.args_hash != body.args_hash:
+        return ()
+    return (EffectAnswered(body.effect, body.args_hash, body.approved, signal.principal, body.reason, signal.id),)
+
+
+def resolve_facts(state: State, signal: Signal) -> tuple[EffectResolved | EffectReceived, ...]:
+    """What a person said of an effect in doubt means to the run; nothing when it is not in doubt."""
+    body = msgspec.json.decode(signal.body, type=ResolveBody)
+    if body.effect not in state.doubted:
+        return ()
+    resolved = EffectResolved(body.effect, body.resolution, signal.principal, body.result, body.reason, signal.id)
+    if body.resolution != "done":
+        return (resolved,)
+    return (resolved, EffectReceived(body.effect, body.result, source="person"))
 
 
 def cancel_signal(run_id: str, principal: str, reason: str, signal_id: str) -> NewSignal:

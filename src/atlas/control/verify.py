@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from atlas.control.history import bodies, created_of
 from atlas.control.report import VerifyReport
 from atlas.kernel.chain import Finding, check_chain
 from atlas.kernel.errors import Fault, LedgerCorrupt, NotFound
@@ -17,7 +20,8 @@ from atlas.kernel.event import (
     decode_body,
 )
 from atlas.kernel.port import Ledger
-from atlas.kernel.run import RunQuery, RunRow
+from atlas.kernel.run import TERMINAL, RunQuery, RunRow
+from atlas.kernel.state import State, apply, initial
 
 PAGE = 500
 
@@ -26,13 +30,15 @@ async def verify_run(ledger: Ledger, run_id: str) -> VerifyReport:
     """Recomputes one run's chain."""
     row = await ledger.run(run_id)
     events = await ledger.events(run_id)
-    finding = await _check(ledger, row, events)
+    checked: set[str] = set()
+    finding = await _check(ledger, row, events, checked)
     return _report(1, len(events), _erased(events), [finding] if finding else [])
 
 
 async def verify_all(ledger: Ledger) -> VerifyReport:
     """Recomputes every chain, and looks for events that lost their run or their place in the whole."""
     runs = count = erased = 0
+    checked: set[str] = set()
     findings: list[Finding] = []
     known: dict[str, int] = {}
     before = ""
@@ -40,7 +46,7 @@ async def verify_all(ledger: Ledger) -> VerifyReport:
         page = await ledger.runs(RunQuery(before=before, limit=PAGE))
         for row in page.runs:
             events = await ledger.events(row.run_id)
-            finding = await _check(ledger, row, events)
+            finding = await _check(ledger, row, events, checked)
             findings += [finding] if finding else []
             runs, count, erased = runs + 1, count + len(events), erased + _erased(events)
             known[row.run_id] = row.head_seq
@@ -51,29 +57,78 @@ async def verify_all(ledger: Ledger) -> VerifyReport:
     return _report(runs, count, erased, findings)
 
 
-async def _check(ledger: Ledger, row: RunRow, events: list[Event]) -> Finding | None:
+async def _check(ledger: Ledger, row: RunRow, events: list[Event], known: set[str]) -> Finding | None:
     finding = check_chain(row.run_id, events, row.head_seq, row.head_hash)
     if finding is not None:
         return finding
     for event in events:
-        problem = await _check_blobs(ledger, event)
+        problem = await _check_blobs(ledger, event, known)
         if problem is not None:
             return problem
+    return _check_row(row, events)
+
+
+def _check_row(row: RunRow, events: list[Event]) -> Finding | None:
+    """The row that people are shown must say what its events say; erased events leave it unchecked."""
+    if not events or not all(event.salt for event in events):
+        return None
+    try:
+        state = _folded(row.run_id, events)
+    except Fault as error:
+        return Finding("unreadable", row.run_id, 1, error.message)
+    created = state.created
+    ended = state.ended.state if state.ended is not None else ""
+    pairs = (
+        ("agent", row.agent, created.agent),
+        ("version", row.version, created.version),
+        ("snapshot", row.snapshot, created.snapshot),
+        ("session", row.session_id, created.session_id),
+        ("principal", row.principal, state.principal),
+        ("parent", row.parent_run_id, created.parent_run_id),
+        ("root", row.root_run_id, created.root_run_id),
+        ("key", row.key, created.key),
+        ("spend", str(row.spend), str(state.spend)),
+        ("state", row.state if row.state in TERMINAL else "", ended),
+        ("end", bool(row.ended_us), bool(ended)),
+    )
+    for name, shown, recorded in pairs:
+        if shown != recorded:
+            message = f"the run's row says {name} {shown!r}, its events say {recorded!r}"
+            return Finding("altered", row.run_id, events[-1].seq, message)
     return None
 
 
-async def _check_blobs(ledger: Ledger, event: Event) -> Finding | None:
-    if not event.salt or b'"blob"' not in event.body:
+def _folded(run_id: str, events: list[Event]) -> State:
+    state = initial(run_id, events[0].principal, created_of(events[0]))
+    for event, body in bodies(events[1:]):
+        state = apply(state, body, event.time_us)
+    return state
+
+
+async def _check_blobs(ledger: Ledger, event: Event, known: set[str]) -> Finding | None:
+    """Every blob that the event names must be there and be what its name says, the pinned code included."""
+    if not event.salt or (b'"blob"' not in event.body and event.kind != "run.created"):
         return None
     try:
-        for payload in _payloads(event):
-            if payload.blob:
-                await ledger.get_blob(payload.blob)
+        for digest in await _blobs(ledger, event, known):
+            if digest not in known:
+                await ledger.get_blob(digest)
+                known.add(digest)
     except NotFound as error:
         return Finding("missing", event.run_id, event.seq, f"event {event.seq}: {error.message}")
     except (LedgerCorrupt, Fault) as error:
         return Finding("altered", event.run_id, event.seq, f"event {event.seq}: {error.message}")
     return None
+
+
+async def _blobs(ledger: Ledger, event: Event, known: set[str]) -> list[str]:
+    digests = [payload.blob for payload in _payloads(event) if payload.blob]
+    body = decode_body(event.kind, event.version, event.body)
+    if isinstance(body, RunCreated) and not body.place and body.snapshot not in known:
+        manifest = msgspec.json.decode(await ledger.get_blob(body.snapshot), type=dict[str, str])
+        known.add(body.snapshot)
+        digests += manifest.values()
+    return digests
 
 
 def _payloads(event: Event) -> tuple[Payload, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
@@ -9,7 +10,7 @@ import msgspec
 
 from atlas.control.history import History
 from atlas.kernel.code import CallMade, Executor, FromCode, Job
-from atlas.kernel.errors import AtlasError, ErrorRecord, Unavailable
+from atlas.kernel.errors import AtlasError, ErrorRecord, Fault, Unavailable
 from atlas.kernel.event import NO_SPEND, Body, EffectIntended, Process, Spend
 from atlas.kernel.port import Clock, Ledger
 from atlas.kernel.run import NewRun, Signal
@@ -116,3 +117,10 @@ class World(msgspec.Struct, frozen=True):
     boundary: Callable[[str], None]
     closing: Callable[[State, str], Awaitable[tuple[Body, ...]]] = leaves_nothing
     generate: Callable[[bytes], Awaitable[Effected]] = has_no_models
+
+
+def bug(error: Exception) -> Fault:
+    """An exception that nobody expected, as an error a person can report."""
+    detail = "".join(traceback.format_exception(error)[-8:])
+    hint = "This is a bug in Atlas; please report it."
+    return Fault(f"{type(error).__name__}: {error}", hint=hint, detail=detail)

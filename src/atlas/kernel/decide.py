@@ -36,6 +36,10 @@ Outcome: TypeAlias = Literal["succeeded", "failed", "refused", "cancelled"]
 # How long code that is being run again may go without asking for what the record says it asked.
 RECALL_PATIENCE_US: Final = 10_000_000
 MAX_FRUITLESS_ATTEMPTS: Final = 5
+# Steps of one run that are under way at the same time; more wait their turn, so that a run's state stays small.
+MAX_SIDE_BY_SIDE: Final = 256
+# How long a run that waits for a person stays, so that questions asked side by side are put together.
+LINGER_US: Final = 100_000
 
 
 class StartCode(msgspec.Struct, frozen=True):
@@ -160,6 +164,8 @@ def decide(state: State, now_us: int) -> tuple[Command, ...]:
     if not verdicts and not live.performing and live.parked.issuperset(live.awaiting):
         if state.doubted:
             return (Park("doubt"),)
+        if state.asked and now_us < live.quiet_since_us + LINGER_US:
+            return (WakeAt(live.quiet_since_us + LINGER_US),)
         if state.asked:
             return (Park("person"),)
         if live.awaiting:
@@ -291,7 +297,10 @@ def _judge_all(state: State) -> tuple[Verdict, ...]:
     live = state.live
     children = state.children + sum(effect not in state.open for effect in live.awaiting)
     verdicts: list[Verdict] = []
+    room = MAX_SIDE_BY_SIDE - len(live.performing)
     for call in live.calls.values():
+        if len(verdicts) >= room:
+            break
         if is_ready(state, call):
             verdict = judge(state, call, None, children)
             children += isinstance(verdict, Spawn)

@@ -100,6 +100,11 @@ def initial(run_id: str, principal: str, created: RunCreated) -> State:
     return State(run_id, principal, created)
 
 
+def with_live(state: State) -> State:
+    """The state for a new attempt: nothing observed yet. The attempt's maps are its own and are changed in place."""
+    return replace(state, live=Live(calls={}, performing={}, awaiting={}))
+
+
 def apply(state: State, body: Body, time_us: int) -> State:
     """The state after one more event."""
     if isinstance(body, AttemptStarted):

@@ -28,6 +28,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     kind: str
     base_url: str = ""
     key: str = ""
+    key_name: str = ""
     max_in_flight: int = MAX_IN_FLIGHT
     script: str = ""
     stream: bool = True
@@ -54,17 +55,20 @@ def _endpoint(name: str, provider: Provider, keys: Mapping[str, str], environ: M
     if provider.kind in _KNOWN:
         key_name, base_name, default = _KNOWN[provider.kind]
         is_namesake = name == provider.kind
-        if not key and is_namesake and not provider.base_url:
+        if is_namesake and not provider.key and not provider.base_url:
             key = environ.get(key_name, "")
         base_url = base_url or (environ.get(base_name, "") if is_namesake else "") or default
     limit = provider.max_in_flight or (UNLIMITED if provider.kind == "scripted" else MAX_IN_FLIGHT)
-    return Endpoint(name, provider.kind, base_url, key, limit, provider.script, provider.stream)
+    return Endpoint(name, provider.kind, base_url, key, provider.key or "", limit, provider.script, provider.stream)
 
 
 def build_model(
     endpoint: Endpoint, http: Http, clock: Clock, load_blob: LoadBlob, load_script: Callable[[str], Script]
 ) -> Model:
     """The adapter for an endpoint; ModelError when this installation or its configuration lacks something."""
+    if endpoint.key_name and not endpoint.key:
+        message = f"the key of {endpoint.name}, {endpoint.key_name}, has no value"
+        raise ModelError("auth", message, hint=f"Set {endpoint.key_name.removeprefix('secret:')} among the secrets.")
     match endpoint.kind:
         case "scripted":
             return ScriptedModel(load_script(endpoint.script))

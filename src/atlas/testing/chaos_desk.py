@@ -22,7 +22,7 @@ from atlas.kernel.run import TERMINAL, InboxItem, NewSignal, RunQuery, RunRow, R
 from atlas.testing.chaos_check import Order
 from atlas.testing.chaos_site import AGENT, Site, WallClock
 from atlas.vault.folder import FolderVault
-from atlas.vault.validate import compile_schema
+from atlas.vault.validate import compile_schema, not_json
 
 _UNENDED: Final[tuple[RunState, ...]] = ("queued", "running", "waiting", "in_doubt")
 
@@ -34,7 +34,7 @@ class Desk:
         vault = FolderVault(site.vault)
         self.ledger = ledger
         self._site = site
-        self._agents = Agents(vault, ledger, WallClock(), vault.config().execution, compile_schema, {})
+        self._agents = Agents(vault, ledger, WallClock(), vault.config().execution, compile_schema, not_json, {})
 
     @classmethod
     @asynccontextmanager
@@ -47,9 +47,14 @@ class Desk:
         """Queues a run for the order."""
         return (await self._agents.submit(AGENT, order.input(str(self._site.outside)), Options())).run_id
 
-    async def answer_all(self) -> None:
-        """Approves what asks, and settles what is in doubt after a look at the world outside."""
+    async def answer_all(self, *, only_parked: bool = False) -> None:
+        """Approves what asks, and settles what is in doubt after a look at the world outside.
+
+        With `only_parked` a run that has not come to rest yet is left alone.
+        """
         for item in await self.ledger.inbox():
+            if only_parked and (await self.ledger.run(item.run_id)).owner:
+                continue
             # One id per question: an answer that the run has not taken yet is not given again.
             signal_id = f"{item.kind}:{item.run_id}:{item.effect}:{item.created_us}"
             if item.kind == "approval":

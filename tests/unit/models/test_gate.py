@@ -108,7 +108,7 @@ def test_only_outages_are_held_against_a_provider() -> None:
 
 def test_those_who_wait_go_on_as_soon_as_the_probe_has_succeeded() -> None:
     async def run() -> None:
-        gate, calls = Gate(10, 1, 0.05), []
+        gate, calls = Gate(10, 1, 30.0), []
 
         async def call(number: int) -> None:
             async with gate.passed("p", 5.0):
@@ -118,7 +118,7 @@ def test_those_who_wait_go_on_as_soon_as_the_probe_has_succeeded() -> None:
                     assert len(calls) == 1, "only the probe may be under way"
                 gate.succeeded()
 
-        gate.failed("server")
+        gate._breaker.failed(asyncio.get_running_loop().time() - 30.0)  # the time to stay away has just passed
         async with asyncio.timeout(2), asyncio.TaskGroup() as group:
             for number in range(8):
                 group.create_task(call(number))

@@ -105,6 +105,15 @@ def test_configured_key_wins_over_the_environments() -> None:
     assert endpoints(models, {"openai": "sk-mine"}, ENVIRON)["openai"].key == "sk-mine"
 
 
+def test_a_configured_key_without_a_value_is_said_and_no_other_key_takes_its_place() -> None:
+    models = Models(providers={"openai": Provider(kind="openai", key="secret:mine")})
+    endpoint = endpoints(models, {}, ENVIRON)["openai"]
+    assert endpoint.key == ""
+    with pytest.raises(ModelError, match="secret:mine, has no value") as caught:
+        build_model(endpoint, Http(), FakeClock(), Loads(), lambda path: pytest.fail("no script"))
+    assert caught.value.kind == "auth"
+
+
 def test_a_key_is_never_shown() -> None:
     (endpoint,) = endpoints(Models(), {}, {"OPENAI_API_KEY": "sk-env"}).values()
     model = build_model(endpoint, Http(), FakeClock(), Loads(), lambda path: pytest.fail("no script"))
