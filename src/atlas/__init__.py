@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from atlas.engine.agent import Done as Done
     from atlas.kernel import errors as errors
     from atlas.kernel.errors import AtlasError as AtlasError
+    from atlas.tools.tool import tool as tool
 
 __version__ = "0.1.0"
-__all__ = ["AgentBase", "AgentContext", "Atlas", "AtlasError", "Done", "Result", "__version__", "errors"]
+__all__ = ["AgentBase", "AgentContext", "Atlas", "AtlasError", "Done", "Result", "__version__", "errors", "tool"]
 
 _HOMES = {
     "AgentBase": "atlas.engine.agent",
@@ -32,6 +33,7 @@ _HOMES = {
     "Done": "atlas.engine.agent",
     "Result": "atlas.control.report",
     "errors": "atlas.kernel",
+    "tool": "atlas.tools.tool",
 }
 
 

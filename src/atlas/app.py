@@ -125,7 +125,7 @@ async def _host_over(
     from atlas.engine.pool import WorkerPool
     from atlas.engine.process import is_alive, kill, process_of
     from atlas.engine.tool_host import WorkerToolHost
-    from atlas.vault.validate import compile_schema
+    from atlas.vault.validate import compile_schema, not_json
 
     execution = config.execution
     contracts = {contract.name: contract for contract in (contract_of(cls) for cls in agents)}
@@ -134,7 +134,7 @@ async def _host_over(
         stack.push_async_callback(ledger.close)
         workers = await stack.enter_async_context(WorkerPool(idle_s=execution.worker_idle_s, environ=environ))
         here = await stack.enter_async_context(InlineExecutor(dict(zip(contracts, agents, strict=True))))
-        known = Agents(vault, ledger, clock, execution, compile_schema, contracts)
+        known = Agents(vault, ledger, clock, execution, compile_schema, not_json, contracts)
         deltas = Deltas()
         asking = asker or await _late_asker(stack, LateAsker(vault, config, environ, ledger, clock))
         tools = await stack.enter_async_context(WorkerToolHost(idle_s=execution.worker_idle_s, environ=environ))
@@ -275,10 +275,10 @@ class LateAsker:
             await self._router.close()
 
     def _script(self, path: str) -> Script:
-        from atlas.models.scripted import Script
+        from atlas.models.scripted import Script, script_findings
         from atlas.vault.load import load
 
-        return load(self._vault.read_file(path), Script, path=path)
+        return load(self._vault.read_file(path), Script, path=path, rules=script_findings)
 
     def _keys(self) -> dict[str, str]:
         """The values of configured keys: `secret:NAME` is the environment's NAME."""
@@ -309,13 +309,22 @@ def contract_of(cls: type[AgentBase]) -> Contract:
     import msgspec
 
     from atlas.kernel.contract import Contract, suggest_name
+    from atlas.kernel.errors import Invalid
 
     written = dict(cls.contract)
     written.setdefault("name", suggest_name(cls.__name__))
     written.setdefault("version", "0.0.0")
     written.setdefault("description", (cls.__doc__ or cls.__name__).strip().splitlines()[0])
     written.setdefault("runtime", "python")
-    return msgspec.convert(written, Contract)
+    try:
+        return msgspec.convert(written, Contract)
+    except msgspec.ValidationError as error:
+        raise Invalid(
+            f"the contract of {cls.__qualname__} is not valid: {error}",
+            hint="`contract` of the class says what agent.yaml would say under `agent:`.",
+            where=f"{cls.__module__}.{cls.__qualname__}",
+            code="contract_invalid",
+        ) from None
 
 
 class Atlas:
@@ -332,55 +341,67 @@ class Atlas:
         agents: Sequence[type[AgentBase]] = (),
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._environ = os.environ if environ is None else environ
-        self._vault = None if vault is None else str(vault)
-        self._agents = tuple(agents)
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop
-        self._host: Host
-        self._closing: asyncio.Event
+        import threading
+
+        known = os.environ if environ is None else environ
+        name = None if vault is None else str(vault)
+        classes = tuple(agents)
+        self._open: Callable[[], AbstractAsyncContextManager[Host]] = lambda: open_host(
+            Program(known).vault_path(name), known, agents=classes
+        )
+        self._lock = threading.Lock()
+        self._service: _Service | None = None
+
+    @classmethod
+    def ephemeral(cls, *, agents: Sequence[type[AgentBase]] = (), environ: Mapping[str, str] | None = None) -> Self:
+        """No vault and no file: agents defined in code, a ledger in memory that is gone after `close`."""
+        made = cls()
+        known = os.environ if environ is None else environ
+        classes = tuple(agents)
+        made._open = lambda: open_ephemeral(known, agents=classes)
+        return made
 
     def run(self, agent: str, input: Any = None, **options: Any) -> Result:
         """Runs the agent to its end and returns what it came to; options as for `submit` (session_id, key, ...)."""
-        return self._soon(self._run(agent, input, options)).result()
+        return self._soon(lambda host: _run(host, agent, input, options)).result()
 
     async def run_async(self, agent: str, input: Any = None, **options: Any) -> Result:
         """`run` for code on an event loop."""
         import asyncio
 
-        return await asyncio.wrap_future(self._soon(self._run(agent, input, options)))
+        return await asyncio.wrap_future(self._soon(lambda host: _run(host, agent, input, options)))
 
     def stream(self, agent: str, input: Any = None, **options: Any) -> Iterator[tuple[Event, Body]]:
         """Runs the agent and yields its events as they become durable; the last one says how it rests."""
-        events = self._stream(agent, input, options)
-        while (item := self._soon(_next_or_none(events)).result()) is not None:
+        events = self._soon(lambda host: _stream(host, agent, input, options)).result()
+        while (item := self._soon(lambda host: _next_or_none(events)).result()) is not None:
             yield item
 
     async def stream_async(self, agent: str, input: Any = None, **options: Any) -> AsyncIterator[tuple[Event, Body]]:
         """`stream` for code on an event loop."""
         import asyncio
 
-        events = self._stream(agent, input, options)
-        while (item := await asyncio.wrap_future(self._soon(_next_or_none(events)))) is not None:
+        events = await asyncio.wrap_future(self._soon(lambda host: _stream(host, agent, input, options)))
+        while (item := await asyncio.wrap_future(self._soon(lambda host: _next_or_none(events)))) is not None:
             yield item
 
     def runs(self, query: RunQuery | None = None) -> RunPage:
         """Runs, newest first."""
-        return self._soon(self._runs(query)).result()
+        return self._soon(lambda host: _runs(host, query)).result()
 
     async def runs_async(self, query: RunQuery | None = None) -> RunPage:
         """`runs` for code on an event loop."""
         import asyncio
 
-        return await asyncio.wrap_future(self._soon(self._runs(query)))
+        return await asyncio.wrap_future(self._soon(lambda host: _runs(host, query)))
 
     def close(self) -> None:
-        """Parks what is under way and stops; idempotent."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            with suppress(RuntimeError):  # the loop has ended already
-                self._loop.call_soon_threadsafe(self._closing.set)
-            thread.join()
+        """Parks what is under way and stops; idempotent, from any thread."""
+        with self._lock:
+            service, self._service = self._service, None
+        if service is not None:
+            service.close()
+            service.thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -390,63 +411,104 @@ class Atlas:
     ) -> None:
         self.close()
 
-    async def _run(self, agent: str, input: Any, options: dict[str, Any]) -> Result:
-        from atlas.control.report import result_of
+    def __del__(self) -> None:
+        # An __init__ that failed leaves no such attribute.
+        service = getattr(self, "_service", None)
+        if service is not None and service.thread.is_alive():
+            import warnings
 
-        submitted = await self._host.submit(agent, input, **options)
-        await self._host.drive(submitted.run_id)
-        return result_of(await self._host.report(submitted.run_id))
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
+            service.close()
 
-    async def _stream(self, agent: str, input: Any, options: dict[str, Any]) -> AsyncIterator[tuple[Event, Body]]:
-        submitted = await self._host.submit(agent, input, **options)
-        self._host.start_driving()
-        async for item in self._host.follow(submitted.run_id):
-            yield item
-
-    async def _runs(self, query: RunQuery | None) -> RunPage:
-        from atlas.kernel.run import RunQuery
-
-        return await self._host.runs(query or RunQuery())
-
-    def _soon(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def _soon(self, work: Callable[[Host], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
+        """Begins `work` on the loop, which starts now if it does not run yet; whatever hinders that is raised here."""
         import asyncio
 
+        # Under the lock, so that work is never given to a loop that was told to stop before: nobody would finish it.
+        with self._lock:
+            service = self._service
+            if service is None or not service.thread.is_alive():
+                service = self._service = _start(self._open)
+            return asyncio.run_coroutine_threadsafe(work(service.host), service.loop)
+
+
+class _Service:
+    """An open host on a loop in a thread of its own."""
+
+    def __init__(
+        self, thread: threading.Thread, loop: asyncio.AbstractEventLoop, host: Host, stop: asyncio.Event
+    ) -> None:
+        self.thread = thread
+        self.loop = loop
+        self.host = host
+        self._stop = stop
+
+    def close(self) -> None:
+        """Asks it to park everything and end."""
+        with suppress(RuntimeError):  # the loop has ended already
+            self.loop.call_soon_threadsafe(self._stop.set)
+
+
+def _start(open_: Callable[[], AbstractAsyncContextManager[Host]]) -> _Service:
+    """The service, once its host is open. Knows nothing of the `Atlas` it is for, so that one can be collected."""
+    import asyncio
+    import concurrent.futures
+    import threading
+
+    opened: concurrent.futures.Future[_Service] = concurrent.futures.Future()
+
+    def serve() -> None:
         try:
-            if self._thread is None:
-                self._start()
-        except BaseException:
-            coroutine.close()
-            raise
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def _start(self) -> None:
-        import asyncio
-        import concurrent.futures
-        import threading
-
-        opened: concurrent.futures.Future[None] = concurrent.futures.Future()
-        thread = threading.Thread(target=lambda: asyncio.run(self._serve(opened)), name="atlas", daemon=True)
-        thread.start()
-        opened.result()
-        self._thread = thread
-
-    async def _serve(self, opened: concurrent.futures.Future[None]) -> None:
-        import asyncio
-
-        from atlas.kernel.errors import AtlasError
-
-        self._loop = asyncio.get_running_loop()
-        self._closing = asyncio.Event()
-        try:
-            root = Program(self._environ).vault_path(self._vault)
-            async with open_host(root, self._environ, agents=self._agents) as host:
-                self._host = host
-                opened.set_result(None)
-                await self._closing.wait()
-        except AtlasError as error:
+            asyncio.run(_serve(open_, opened))
+        except BaseException as error:
             if opened.done():
                 raise
-            opened.set_exception(error)
+            opened.set_exception(error)  # the caller's thread waits for it
+
+    threading.Thread(target=serve, name="atlas", daemon=True).start()
+    try:
+        return opened.result()
+    except BaseException:
+        # Ctrl-C while waiting: nobody will use what opens after all.
+        opened.add_done_callback(_close_if_opened)
+        raise
+
+
+async def _serve(
+    open_: Callable[[], AbstractAsyncContextManager[Host]], opened: concurrent.futures.Future[_Service]
+) -> None:
+    import asyncio
+    import threading
+
+    stop = asyncio.Event()
+    async with open_() as host:
+        opened.set_result(_Service(threading.current_thread(), asyncio.get_running_loop(), host, stop))
+        await stop.wait()
+
+
+def _close_if_opened(opened: concurrent.futures.Future[_Service]) -> None:
+    if opened.exception() is None:
+        opened.result().close()
+
+
+async def _run(host: Host, agent: str, input: Any, options: dict[str, Any]) -> Result:
+    from atlas.control.report import result_of
+
+    submitted = await host.submit(agent, input, **options)
+    await host.drive(submitted.run_id)
+    return result_of(await host.report(submitted.run_id))
+
+
+async def _stream(host: Host, agent: str, input: Any, options: dict[str, Any]) -> AsyncIterator[tuple[Event, Body]]:
+    submitted = await host.submit(agent, input, **options)
+    host.start_driving()
+    return host.follow(submitted.run_id)
+
+
+async def _runs(host: Host, query: RunQuery | None) -> RunPage:
+    from atlas.kernel.run import RunQuery
+
+    return await host.runs(query or RunQuery())
 
 
 async def _next_or_none(events: AsyncIterator[T]) -> T | None:
@@ -505,7 +567,15 @@ class Program:
 
 
 def main() -> None:
-    """The `atlas` command."""
-    from atlas.cli import root
+    """The `atlas` command. Ctrl-C is a clean end at any moment, also while the command is still loading."""
+    import sys
 
-    root(obj=Program(os.environ), prog_name="atlas")
+    try:
+        from atlas.cli import root
+
+        code = root.main(prog_name="atlas", standalone_mode=False, obj=Program(os.environ))
+    except KeyboardInterrupt:
+        from atlas.cli.interrupt import interrupted
+
+        code = interrupted(sys.argv[1:])
+    sys.exit(code)

@@ -181,15 +181,17 @@ class Sleeper:
         while not await is_so():
             assert time.monotonic() < deadline, f"{self._boundary}: waited for {what} in vain"
             with suppress(LedgerUnavailable):  # stopped inside a commit: seen to as soon as it is known
-                await self._desk.answer_all()
+                await self._desk.answer_all(only_parked=True)
             await asyncio.sleep(0.03)
 
     async def _is_stopped_or_done(self, driver: DriverProcess, run_id: str) -> bool:
         return self._is_stopped(driver) or await self._desk.has_ended(run_id)
 
     def _is_stopped(self, driver: DriverProcess) -> bool:
-        assert driver.is_running, f"{self._boundary}: {driver.printed}"
-        return psutil.Process(driver.pid).status() == psutil.STATUS_STOPPED
+        try:
+            return psutil.Process(driver.pid).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            raise AssertionError(f"{self._boundary}: the driver ended by itself: {driver.printed}") from None
 
     async def _is_taken_over(self, held: list[RunRow]) -> bool:
         rows = [await self._desk.ledger.run(row.run_id) for row in held]

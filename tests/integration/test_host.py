@@ -215,6 +215,7 @@ def test_an_intent_without_receipt_waits_for_a_person(vault_dir: Path, log: str)
         assert bytes((await host.report(run_id)).output) == b'{"results":[{"touched":"by hand"}]}'
         assert log not in WORLD
         assert (await host.replay(run_id)).identical
+        assert (await host.verify(None)).ok
 
     in_host(vault_dir, work)
 

@@ -836,6 +836,88 @@ def test_run_that_leaves_a_task_nobody_can_end_gets_no_successor_in_its_process(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_daemon", [True, False])
+def test_run_that_leaves_a_thread_gets_no_successor_in_its_process(
+    agent: Agent, is_daemon: bool, tmp_path: Path
+) -> None:
+    trail = tmp_path / "trail"
+    job = agent(
+        f"""
+        import threading
+        def haunt():
+            for number in range(600):
+                time.sleep(0.02)
+                print("haunting", flush=True)
+                with open({str(trail)!r}, "a") as file:
+                    file.write("x")
+        if input.get("is_first"):
+            threading.Thread(target=haunt, daemon={is_daemon}).start()
+        else:
+            await asyncio.sleep(0.2)
+        return os.getpid()
+        """,
+    )
+    haunted = msgspec.structs.replace(job, input=msgspec.Raw(b'{"is_first": true}'))
+
+    async def main() -> None:
+        async with WorkerPool(grace_s=30) as pool:
+            driver = FakeDriver(pool)
+            await driver.start(haunted)
+            worker = driver.code.process
+            first = msgspec.json.decode((await driver.finished).output)
+            # Long before the grace period is over: an ordinary exit would wait for the thread.
+            assert await asyncio.to_thread(gone, worker, 5.0)
+            size = trail.stat().st_size
+            second = FakeDriver(pool)
+            assert await second.output(job) != first
+            assert second.text() == ""
+            assert trail.stat().st_size == size
+
+    asyncio.run(main())
+
+
+def test_threads_of_pools_that_wait_for_work_and_those_of_the_startup_keep_the_worker_warm(agent: Agent) -> None:
+    job = agent(
+        """
+        async def on_startup(self):
+            import threading
+            from concurrent.futures import ThreadPoolExecutor
+            self.pool = ThreadPoolExecutor(2)
+            self.own = threading.Thread(target=time.sleep, args=(60,), daemon=True)
+            self.own.start()
+        async def execute(self, input, context):
+            await asyncio.to_thread(time.sleep, 0.001)
+            assert self.pool.submit(lambda: 1).result() == 1
+            return os.getpid()
+        """,
+        methods=True,
+    )
+
+    async def main() -> None:
+        async with WorkerPool() as pool:
+            assert len({await FakeDriver(pool).output(job) for _ in range(5)}) == 1
+
+    asyncio.run(main())
+
+
+def test_work_that_a_run_left_in_a_pool_ends_its_worker(agent: Agent) -> None:
+    job = agent(
+        """
+        self.left = asyncio.get_running_loop().run_in_executor(None, time.sleep, 30)
+        return os.getpid()
+        """
+    )
+
+    async def main() -> None:
+        async with WorkerPool(grace_s=30) as pool:
+            driver = FakeDriver(pool)
+            first = await driver.output(job)
+            assert await asyncio.to_thread(gone, driver.code.process, 5.0)
+            assert await FakeDriver(pool).output(job) != first
+
+    asyncio.run(main())
+
+
 # The driver dies
 
 DRIVER = """

@@ -46,6 +46,21 @@ class _Documented(click.Command):
         self.examples = examples
         self.params += shared_options()
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does; --json is known first, because --help ends the command before later options are read."""
+        if "--json" in args:
+            ctx.meta["atlas.json"] = True
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        """The help; with --json as one object."""
+        text = super().get_help(ctx)
+        if not ctx.meta.get("atlas.json"):
+            return text
+        import json
+
+        return json.dumps({"command": ctx.command_path, "help": text})
+
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         """-h and --help, on every command."""
         return ["-h", "--help"]
@@ -79,6 +94,13 @@ class Group(_Documented, click.Group):
 def command(name: str, examples: str) -> Callable[[F], Command]:
     """Makes a function a command. Its docstring is the help: the first line is what `atlas --help` shows."""
     return click.command(name, cls=Command, examples=examples)
+
+
+def not_empty(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """The value of an option that means nothing when it is empty: an unset variable in a script, most often."""
+    if value == "" and ctx.get_parameter_source(param.name or "") is not click.core.ParameterSource.DEFAULT:
+        raise click.BadParameter("It is empty.", ctx, param)
+    return value
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: object) -> None:

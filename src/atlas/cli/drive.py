@@ -19,7 +19,7 @@ from atlas.cli.item import items_of_tree, question
 from atlas.cli.live import LiveView
 from atlas.cli.stream import Stream
 from atlas.cli.terminal import Terminal
-from atlas.cli.text import clean, count, duration, money, short
+from atlas.cli.text import count, duration, money, short
 from atlas.cli.watch import Watch
 from atlas.control.report import RunReport
 from atlas.kernel.run import PARKED, TERMINAL, RunRow, RunState
@@ -77,10 +77,10 @@ class Interrupts:
         task.cancel()
 
 
-async def drive_run(terminal: Terminal, host: Host, run_id: str) -> int:
+async def drive_run(terminal: Terminal, host: Host, run_id: str, *, is_quiet: bool = False) -> int:
     """Drives the run until it rests, prints its result and returns the exit code."""
     row = await host.find_run(run_id)
-    view = LiveView(terminal, run_id, row.agent)
+    view = LiveView(terminal, run_id, row.agent, is_quiet=is_quiet)
     stream = Stream(terminal, view.hide)
     interrupts = Interrupts(host, view.say)
     with interrupts.heard():
@@ -90,25 +90,39 @@ async def drive_run(terminal: Terminal, host: Host, run_id: str) -> int:
         report = await host.report(run_id)
         is_shown = bool(stream.answer) and stream.answer.strip() == report.text.strip()
         stream.end_line()
-        await print_result(terminal, host, report, is_interrupted=interrupts.presses > 0, is_shown=is_shown)
+        await print_result(
+            terminal,
+            host,
+            report,
+            is_interrupted=interrupts.presses > 0,
+            is_shown=is_shown,
+            is_quiet=is_quiet,
+        )
         if row.state not in TERMINAL and not interrupts.presses:
             await _finish_others(terminal, host, interrupts)
     return INTERRUPTED if interrupts.presses and not _rests(report.state) else exit_code(report.state)
 
 
 async def print_result(
-    terminal: Terminal, host: Host, report: RunReport, *, is_interrupted: bool = False, is_shown: bool = False
+    terminal: Terminal,
+    host: Host,
+    report: RunReport,
+    *,
+    is_interrupted: bool = False,
+    is_shown: bool = False,
+    is_quiet: bool = False,
 ) -> None:
     """The output on standard output, unless it streamed there; error, summary and what to do next on standard error."""
     if terminal.is_json:
         terminal.emit(report)
         return
     if report.state == "succeeded" and not is_shown:
-        terminal.say(output_text(report.output))
+        terminal.answer(f"{output_text(report.output)}\n")
     if report.error is not None and report.state in TERMINAL:
         for line in record_lines(report.error):
             terminal.note(line)
-    terminal.note(summary(terminal, report))
+    if not (is_quiet and report.state == "succeeded"):
+        terminal.note(summary(terminal, report))
     if report.state in PARKED:
         for item in await items_of_tree(host, report.run_id):
             for line in question(terminal, item):
@@ -119,17 +133,13 @@ async def print_result(
 
 def output_text(output: msgspec.Raw) -> str:
     """An output as a person reads it: plain text when it is nothing but text, else indented JSON."""
-    import sys
-
     match msgspec.json.decode(output):
         case str() as text:
-            pass
+            return text
         case {"text": str() as text, **others} if not others:
-            pass
+            return text
         case _:
-            text = msgspec.json.format(bytes(output), indent=2).decode()
-    # A file gets the exact text; a terminal must not obey what an agent wrote.
-    return clean(text) if sys.stdout.isatty() else text
+            return msgspec.json.format(bytes(output), indent=2).decode()
 
 
 def summary(terminal: Terminal, report: RunReport) -> str:

@@ -141,7 +141,8 @@ def root(ctx: click.Context, version: bool) -> None:
     if version:
         from importlib.metadata import version as installed
 
-        click.echo(f"atlas {installed('atlas-agents')}")
+        number = installed("atlas-agents")
+        click.echo(f'{{"version":"{number}"}}' if ctx.meta.get("atlas.json") else f"atlas {number}")
         ctx.exit(0)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -13,6 +13,8 @@ from typing import Final
 import click
 import msgspec
 
+from atlas.cli.interrupt import INTERRUPTED as INTERRUPTED
+from atlas.cli.interrupt import interrupted
 from atlas.cli.program import Program
 from atlas.cli.terminal import ReaderGone, wants_color
 from atlas.cli.text import clean
@@ -24,7 +26,7 @@ INVALID: Final = 2
 REFUSED: Final = 3
 WAITING: Final = 4
 FAILED: Final = 5
-INTERRUPTED: Final = 130
+NOT_AVAILABLE_YET: Final = "not_available_yet"
 
 _STATE_EXIT: Final[dict[RunState, int]] = {
     "queued": WAITING,
@@ -58,8 +60,7 @@ def explain(error: BaseException, words: Sequence[str], program: Program | None)
     cause = _cause(error)
     color = None if wants_color(program.environ if program is not None else os.environ) else False
     if isinstance(cause, KeyboardInterrupt | click.Abort):
-        click.echo("interrupted", err=True)
-        return INTERRUPTED
+        return interrupted(words)
     if isinstance(cause, ReaderGone):
         # Nothing may be flushed to the closed pipe when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,7 +76,8 @@ def explain(error: BaseException, words: Sequence[str], program: Program | None)
     else:
         for line in error_lines(told):
             click.echo(line, err=True, color=color)
-    return told.exit_code
+    # What is described and not built is refused: nothing is wrong with the request, and trying again will not help.
+    return REFUSED if told.reason == NOT_AVAILABLE_YET else told.exit_code
 
 
 def error_lines(error: AtlasError) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -28,18 +29,26 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 BAR = 20
+NAMED_CHILDREN = 10
 
 
 class LiveView:
-    """Lines above, and on a terminal one moving line below that says how far the run is."""
+    """Lines above, and on a terminal one moving line below that says how far the run is.
 
-    def __init__(self, terminal: Terminal, run_id: str, agent: str) -> None:
+    The first few spawned runs are named as they start and end, further ones only counted. When quiet: no line at all.
+    """
+
+    def __init__(self, terminal: Terminal, run_id: str, agent: str, *, is_quiet: bool = False) -> None:
         self._terminal = terminal
         self._run_id = run_id
         self._agent = agent
         self._rest: dict[tuple[str, str], str] = {}
         self._agents: dict[str, str] = {}
         self._began_us: dict[str, int] = {}
+        self._named: set[str] = set()
+        self._counted: set[str] = set()
+        self._ended: Counter[str] = Counter()
+        self._is_quiet = is_quiet
         self._steps = 0
         self._progress = ""
         self._began = time.monotonic()
@@ -47,7 +56,7 @@ class LiveView:
 
     def __enter__(self) -> LiveView:
         """Shows the moving line where there is a terminal to move on."""
-        if sys.stderr.isatty() and not self._terminal.is_json:
+        if sys.stderr.isatty() and not self._terminal.is_json and not self._is_quiet:
             console = self._terminal.console(err=True)
             self._status = console.status(self._headline(), spinner="dots" if self._terminal.is_unicode else "line")
             self._status.start()
@@ -60,6 +69,8 @@ class LiveView:
         for (run_id, _), text in sorted(self._rest.items()):
             self._line(run_id, f"| {text}")
         self._rest.clear()
+        if self._counted:
+            self.say(click.style(f"  and {self._crowd()}", dim=True))
         self.hide()
 
     def hide(self) -> None:
@@ -79,6 +90,8 @@ class LiveView:
 
     def show(self, event: Event, body: Body, agent: str) -> None:
         """One event of a run of `agent`."""
+        if self._is_quiet:
+            return
         self._agents[event.run_id] = agent
         match body:
             case AttemptStarted():
@@ -94,8 +107,7 @@ class LiveView:
             case EffectReceived():
                 self._steps += event.run_id == self._run_id
             case RunEnded() if event.run_id != self._run_id:
-                took_us = event.time_us - self._began_us.get(event.run_id, event.time_us)
-                self._line(event.run_id, f"{body.state} after {duration(max(0, took_us))}")
+                self._child_ended(event, body)
             case _:
                 pass
         if self._status is not None:
@@ -113,7 +125,28 @@ class LiveView:
         if body.attempt > 1:
             self._line(event.run_id, f"attempt {body.attempt}: recorded steps are answered from the record")
         elif event.run_id != self._run_id:
-            self._line(event.run_id, f"started as {short(event.run_id)}")
+            self._child_started(event.run_id)
+
+    def _child_started(self, run_id: str) -> None:
+        if len(self._named) < NAMED_CHILDREN:
+            self._named.add(run_id)
+            self._line(run_id, f"started as {short(run_id)}")
+            return
+        if not self._counted:
+            self._line(run_id, "further runs are only counted")
+        self._counted.add(run_id)
+
+    def _child_ended(self, event: Event, body: RunEnded) -> None:
+        if event.run_id in self._counted:
+            self._ended[body.state] += 1
+            return
+        took_us = event.time_us - self._began_us.get(event.run_id, event.time_us)
+        self._line(event.run_id, f"{body.state} after {duration(max(0, took_us))}")
+
+    def _crowd(self) -> str:
+        """How the runs that are only counted stand."""
+        states = "".join(f", {number:,} {state}" for state, number in sorted(self._ended.items()))
+        return f"{count(len(self._counted), 'more spawned run')}{states}"
 
     def _logged(self, event: Event, body: Logged) -> None:
         if body.fraction < 0:
@@ -141,4 +174,5 @@ class LiveView:
 
     def _headline(self) -> str:
         passed = duration(int((time.monotonic() - self._began) * 1_000_000))
-        return f"{self._agent}  {passed}  {count(self._steps, 'step')}{self._progress}"
+        crowd = f"  {self._crowd()}" if self._counted else ""
+        return f"{self._agent}  {passed}  {count(self._steps, 'step')}{self._progress}{crowd}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import msgspec
 
 from atlas.control.report import Tokens
@@ -9,6 +11,8 @@ from atlas.control.trace import EffectTrace, cost_usd, timestamp
 from atlas.kernel.errors import ErrorRecord
 from atlas.kernel.event import Event
 from atlas.kernel.run import RunRow, RunState
+
+ShownState: TypeAlias = RunState | Literal["lost"]
 
 
 class RunShape(msgspec.Struct, frozen=True):
@@ -19,7 +23,7 @@ class RunShape(msgspec.Struct, frozen=True):
     turn: int
     agent: str
     version: str
-    state: RunState
+    state: ShownState
     principal: str
     parent_run_id: str
     root_run_id: str
@@ -88,7 +92,16 @@ class LogShape(msgspec.Struct, frozen=True):
     fraction: float | None
 
 
-def run_shape(row: RunRow) -> RunShape:
+def shown_state(row: RunRow, now_us: int) -> ShownState:
+    """The run's state; `lost` when whoever held it has let its lease lapse, until the next driver takes it over.
+
+    A row says `running` until somebody writes to it again; a run is running only under a live lease.
+    """
+    is_held = row.state in ("running", "waiting") and bool(row.owner)
+    return "lost" if is_held and row.lease_until_us <= now_us else row.state
+
+
+def run_shape(row: RunRow, now_us: int) -> RunShape:
     """A row as --json prints it."""
     spend = row.spend
     return RunShape(
@@ -97,7 +110,7 @@ def run_shape(row: RunRow) -> RunShape:
         turn=row.turn,
         agent=row.agent,
         version=row.version,
-        state=row.state,
+        state=shown_state(row, now_us),
         principal=row.principal,
         parent_run_id=row.parent_run_id,
         root_run_id=row.root_run_id,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atlas.cli.terminal import Terminal
-from atlas.cli.text import clean
 from atlas.kernel.model import Delta
 
 
@@ -31,10 +30,10 @@ class Stream:
             self._before_first()
             self._has_begun = True
         self.answer += delta.text
-        self._terminal.write(clean(delta.text))
+        self._terminal.answer(delta.text)
 
     def end_line(self) -> None:
         """Ends what was printed; what follows is another answer."""
         if self.answer and not self.answer.endswith("\n"):
-            self._terminal.write("\n")
+            self._terminal.answer("\n")
         self.answer = ""

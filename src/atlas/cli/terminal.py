@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import click
 
 from atlas.cli.program import Program
-from atlas.cli.text import STATE_COLORS
+from atlas.cli.text import STATE_COLORS, clean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,6 +45,8 @@ class Terminal:
         self._color = None if wants_color(program.environ) else False
         # Asked now: while a moving line is shown, another object stands in for the stream.
         self.is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+        self.is_screen = sys.stdout.isatty()
+        """Whether a person looks at standard output, so that its width matters."""
 
     def open(self) -> AbstractAsyncContextManager[Host]:
         """The use cases over the chosen vault."""
@@ -52,9 +54,12 @@ class Terminal:
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """The result of `work` on an event loop of its own."""
-        import asyncio
+        try:
+            import asyncio
 
-        return asyncio.run(work)
+            return asyncio.run(work)
+        finally:
+            work.close()  # never begun when Ctrl-C came first; one that has ended does not mind
 
     def say(self, text: str = "") -> None:
         """One line of result, on standard output."""
@@ -63,10 +68,14 @@ class Terminal:
         except BrokenPipeError as error:
             raise ReaderGone from error
 
-    def write(self, text: str) -> None:
-        """A piece of result, on standard output, at once."""
+    def answer(self, text: str) -> None:
+        """A piece of what an agent said, on standard output, at once: exact in a pipe or a file, visible on a terminal.
+
+        A terminal must not obey what an agent wrote, and a program must get every character of it.
+        """
         try:
-            click.echo(text, nl=False, color=self._color)
+            # `color` keeps click from taking escape sequences out.
+            click.echo(clean(text) if self.is_screen else text, nl=False, color=True)
         except BrokenPipeError as error:
             raise ReaderGone from error
 
@@ -116,11 +125,6 @@ class Terminal:
             console.print(table)
         for line in capture.get().splitlines():
             self.say(line.rstrip())
-
-    @property
-    def is_screen(self) -> bool:
-        """Whether a person looks at standard output, so that its width matters."""
-        return sys.stdout.isatty()
 
     @property
     def width(self) -> int:

@@ -24,6 +24,7 @@ STATE_COLORS: Final[dict[str, str]] = {
     "denied": "yellow",
     "cancelled": "yellow",
     "cut_off": "yellow",
+    "lost": "magenta",
     "abandoned": "red",
     "failed": "red",
     "fail": "red",

@@ -70,6 +70,7 @@ from atlas.kernel.errors import (
     Unavailable,
 )
 from atlas.kernel.event import (
+    NO_SPEND,
     NULL,
     AttemptStarted,
     Body,
@@ -343,9 +344,10 @@ class Attempt:
 
     def _told(self, signal: Signal, facts: Sequence[EffectAnswered | EffectResolved | EffectReceived]) -> None:
         """Records what a person said; what no longer fits is only consumed."""
-        for fact in facts:
-            self._remember(fact if isinstance(fact, EffectReceived) else None)
-        self._record.write(*facts, consumed=(signal.id,), inbox_close=tuple({fact.effect for fact in facts}))
+        receipt = next((fact for fact in facts if isinstance(fact, EffectReceived)), None)
+        self._remember(receipt)
+        spend = NO_SPEND if receipt is None else STEP_SPEND
+        self._record.write(*facts, consumed=(signal.id,), inbox_close=tuple({f.effect for f in facts}), spend=spend)
 
     # What is decided
 
@@ -394,11 +396,9 @@ class Attempt:
             job = msgspec.structs.replace(job, attempt=attempt)
             self._code = await world.executor(record.state).start(job, self.post)
         except (Unavailable, NotFound, LedgerCorrupt) as error:
-            await self._give_back(error)
-            return
+            return await self._give_back(error)
         except AtlasError as error:
-            record.observe(has_code=True, finished=Finished(error=error.record()))
-            return
+            return record.observe(has_code=True, finished=Finished(error=error.record()))
         record.observe(has_code=True, unclaimed=len(self._unclaimed), quiet_since_us=world.clock.now_us())
         # Ordered before every intent of this attempt, so whoever takes over knows which process to end.
         started = AttemptStarted(attempt, self.lease.owner, self._code.process, self._is_retry)

@@ -15,12 +15,11 @@ from atlas.kernel.contract import Contract
 from atlas.kernel.errors import NotFound
 from atlas.kernel.model import ToolCall, ToolResult
 from atlas.kernel.port import ToolHost, Vault
+from atlas.kernel.token import limits_of
 from atlas.kernel.tool import ToolDefinition, ToolFinding, ToolOutcome
 
 PERSONA: Final = ("IDENTITY.md", "SOUL.md", "USER.md")
 ALWAYS: Final = ("note", "recall")
-RECALL_TOKENS: Final = 1_000
-BYTES_PER_TOKEN: Final = 3.6
 
 
 class Offer(Protocol):
@@ -97,11 +96,11 @@ class Desk:
             return None
         return await self._toolbox.host.resources(offer.folder, checked.definition.name, checked.args)
 
-    async def perform(self, checked: Checked, effect_key: str) -> ToolOutcome:
-        """What the call comes to."""
+    async def perform(self, checked: Checked, effect_key: str, rate: float) -> ToolOutcome:
+        """What the call comes to; `rate` is how many bytes of an answer make a token."""
         name = checked.definition.name
         if name == "recall":
-            return ToolOutcome(await self._bring_back(checked.value))
+            return ToolOutcome(await self._bring_back(checked.value, rate))
         offer = self._offers[name]
         if not offer.folder:
             folder = self._toolbox.agent_folder(self._job.agent)
@@ -113,13 +112,14 @@ class Desk:
         offer = self._offers[checked.definition.name]
         return await self._toolbox.host.probe(offer.folder, checked.definition.name, checked.args, effect_key)
 
-    async def _bring_back(self, wanted: Mapping[str, Any]) -> str:
-        session_id, handle, words = self._job.session_id, wanted.get("handle"), wanted.get("find")
+    async def _bring_back(self, wanted: Mapping[str, Any], rate: float) -> str:
+        run_id, handle, words = self._job.run_id, wanted.get("handle"), wanted.get("find")
+        limit = limits_of(self.contract.context).recall
         if handle:
             start = int(wanted.get("start") or 0)
-            return await self._recall.by_handle(session_id, str(handle), start, RECALL_TOKENS, BYTES_PER_TOKEN)
+            return await self._recall.by_handle(run_id, str(handle), start, limit, rate)
         if words:
-            return await self._recall.by_words(session_id, str(words), RECALL_TOKENS, BYTES_PER_TOKEN)
+            return await self._recall.by_words(run_id, str(words), limit, rate)
         return "Give a handle or words to find."
 
 

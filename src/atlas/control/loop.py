@@ -17,10 +17,10 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from atlas.control.account import error_text, session_before, user_text
 from atlas.control.desk import Checked, Desk
 from atlas.control.history import History, load
 from atlas.control.payload import unpack
-from atlas.control.recall import user_text
 from atlas.control.world import Effected, bug
 from atlas.kernel import guard
 from atlas.kernel.batch import Claim, claim, claim_of, ready
@@ -37,7 +37,7 @@ from atlas.kernel.code import (
     Probed,
     ToCode,
 )
-from atlas.kernel.context import Built, Limits, Live, Session, build, fenced, message_tokens, shorten
+from atlas.kernel.context import Built, Live, Session, build
 from atlas.kernel.errors import AtlasError, Cancelled, ErrorRecord, Fault, RunFailed, from_record
 from atlas.kernel.event import (
     NO_SPEND,
@@ -49,10 +49,23 @@ from atlas.kernel.event import (
 )
 from atlas.kernel.model import Asked, Attempt, ModelError, OnDelta, Request, ToolCall, ToolResult
 from atlas.kernel.port import Clock, Ledger
+from atlas.kernel.token import DEFAULT_RATE, Heard, Limits, limits_of, lowered
 from atlas.kernel.tool import ToolFinding, ToolOutcome
-from atlas.kernel.turn import Ask, Finish, Note, RunTools, Turn, advised, answered, noted, plan, received, windowed
+from atlas.kernel.turn import (
+    Ask,
+    Finish,
+    RunTools,
+    Turn,
+    advised,
+    answered,
+    note_of,
+    note_problem,
+    noted,
+    plan,
+    received,
+    windowed,
+)
 
-RECALL_LIMIT: Final = 1_000
 MAX_REPAIRS: Final = 2
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -72,7 +85,6 @@ class Services(msgspec.Struct, frozen=True):
     clock: Clock
     asker: Asker
     desk: Callable[[Job], Awaitable[Desk]]
-    session_before: Callable[[str, int], Awaitable[Session]]
     complain: Callable[[dict[str, Any], Any], str | None]
     on_delta: Callable[[str], OnDelta]
 
@@ -91,6 +103,7 @@ class PromptCode:
         self._cancelled: Cancel | None = None
         self._is_stopped = False
         self._limits = Limits()
+        self._rate = DEFAULT_RATE
         self._history: History
         self._desk: Desk
         self._session = Session()
@@ -191,17 +204,16 @@ class PromptCode:
         self._history = await load(services.ledger, job.run_id)
         self._desk = await services.desk(job)
         row = await services.ledger.run(job.run_id)
-        self._session = await services.session_before(job.session_id, row.turn)
-        limit = self._desk.contract.context.max_tokens
-        if limit:
-            self._limits = _scaled(limit)
+        self._session = await session_before(services.ledger, job.session_id, row.turn)
+        self._limits = limits_of(self._desk.contract.context)
+        self._rate = self._session.calibration.rate
         return Turn(row.turn, user_text(job.input))
 
     # Asking
 
     async def _ask(self, turn: Turn, step: int) -> Turn:
         effect = f"model:{step}"
-        turn = windowed(turn, self._limits.window)
+        turn = windowed(turn, self._limits.at(self._rate).window)
         if step == self._wanted:
             raise _Reached(build(turn, await self._live(effect), self._limits))
         if effect in self._history.answers:
@@ -209,22 +221,20 @@ class PromptCode:
         else:
             live = await self._live(effect)
             built = build(turn, live, self._limits)
-            request = _ENCODER.encode(built.request)
             args = _ENCODER.encode(
                 {
                     "step": step,
                     "live": await self._keep_live(live),
-                    "request": hashlib.sha256(request).hexdigest(),
+                    "request": hashlib.sha256(built.raw).hexdigest(),
                     "tokens": built.tokens,
                     "blocks": [[one.block, one.grade, one.tokens] for one in built.choices],
                 }
             )
             self._check_rebuilt(effect, args)
-            raw = await self._call(
-                effect, "model", live.model, args, "read_only", lambda _: self._perform_ask(built.request)
-            )
-        reply = msgspec.json.decode(raw, type=Asked).reply
-        return answered(turn, reply, message_tokens(reply.parts, _RATE))
+            raw = await self._call(effect, "model", live.model, args, "read_only", lambda _: self._perform_ask(built))
+        heard = msgspec.json.decode(raw, type=Heard)
+        self._rate = lowered(self._rate, heard.sample)
+        return answered(turn, heard.reply)
 
     async def _live(self, effect: str) -> Live:
         """The live inputs of a request: recorded ones when it was sent before, else as they are now."""
@@ -239,7 +249,7 @@ class PromptCode:
             system=desk.system,
             tools=tuple(tool.spec for tool in desk.tools.values()),
             session=self._session,
-            bytes_per_token=_RATE,
+            bytes_per_token=self._rate,
             output_schema=msgspec.Raw(_ENCODER.encode(schema)) if schema else None,
         )
 
@@ -260,10 +270,12 @@ class PromptCode:
                 code="request_not_reproducible",
             )
 
-    async def _perform_ask(self, request: Request) -> Effected:
+    async def _perform_ask(self, built: Built) -> Effected:
+        request = built.request
         asked = await self._services.asker.ask(request.model, request, self._services.on_delta(self._job.run_id))
         label = f"{asked.model} (scripted)" if asked.reply.is_scripted else asked.model
-        return Effected(_ENCODER.encode(asked), spend_of(asked.attempts), label)
+        heard = Heard(asked.reply, asked.model, asked.attempts, len(built.raw))
+        return Effected(_ENCODER.encode(heard), spend_of(asked.attempts), label)
 
     # Tools
 
@@ -309,13 +321,15 @@ class PromptCode:
         results: list[ToolResult] = []
         reports: list[guard.Report] = []
         for number, (call, outcome) in enumerate(zip(calls, outcomes, strict=True)):
-            handle = f"t{turn.number}.{step}.{number + 1}"
-            shown = shorten(outcome.text, handle, self._limits.result, _RATE)
-            results.append(fenced(ToolResult(call.id, shown, outcome.is_error), handle))
+            handle = f"{turn.handle}.{step}.{number + 1}"
+            note = None if outcome.is_error else note_of(call, handle)
+            if note is not None and (problem := note_problem(note, self._session.notes, turn)):
+                outcome = ToolOutcome(problem, is_error=True)
+            elif note is not None:
+                turn = noted(turn, note)
+            results.append(ToolResult(call.id, outcome.text, outcome.is_error))
             reports.append(guard.Report(seen[number], outcome.text, outcome.is_error, verdicts[number], handle))
-            note = None if outcome.is_error else note_of(call)
-            turn = turn if note is None else noted(turn, note)
-        turn = received(turn, tuple(results), message_tokens((*turn.spoken, *results), _RATE))
+        turn = received(turn, tuple(results), self._limits.at(self._rate))
         return self._guarded(turn, reports)
 
     def _guarded(self, turn: Turn, reports: list[guard.Report]) -> Turn:
@@ -332,7 +346,7 @@ class PromptCode:
         definition = check.definition
 
         async def perform(key: str) -> Effected:
-            outcome = await self._desk.perform(check, key)
+            outcome = await self._desk.perform(check, key, self._rate)
             if outcome.in_doubt:
                 raise _InDoubt(outcome.text)
             return Effected(_ENCODER.encode(outcome))
@@ -352,7 +366,7 @@ class PromptCode:
                 probe if definition.has_probe else None,
             )
         except AtlasError as error:
-            return ToolOutcome(error.message + (f" ({error.hint})" if error.hint else ""), is_error=True)
+            return ToolOutcome(error_text(error.record()), is_error=True)
         return msgspec.json.decode(raw, type=ToolOutcome)
 
     # Effects
@@ -472,18 +486,6 @@ def spend_of(attempts: tuple[Attempt, ...]) -> Spend:
     )
 
 
-def note_of(call: ToolCall) -> Note | None:
-    """The note that a call takes, when it is one and is well-formed."""
-    if call.name != "note":
-        return None
-    try:
-        value: Any = msgspec.json.decode(call.args)
-        status = value.pop("status", "open")
-        return msgspec.convert({**value, "is_open": status != "done"}, Note)
-    except (msgspec.MsgspecError, AttributeError, TypeError):
-        return None
-
-
 def bare_json(text: str) -> bytes:
     """The answer without the fence that models like to put around JSON."""
     bare = text.strip()
@@ -494,15 +496,3 @@ def bare_json(text: str) -> bytes:
 
 async def _never(key: str) -> Effected:
     raise Fault("a recorded model call was about to be asked again", code="asked_twice")
-
-
-def _scaled(total: int) -> Limits:
-    """The parts of a request in the proportions of the default ones."""
-    share = total / Limits().total
-    usual = Limits()
-    return Limits(
-        total, *(int(part * share) for part in (usual.window, usual.result, usual.user, usual.tail, usual.session))
-    )
-
-
-_RATE: Final = 3.6

@@ -9,11 +9,11 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from atlas.control.account import done_of, session_before
 from atlas.control.desk import Desk
 from atlas.control.history import History, bodies, load
-from atlas.control.loop import Asker, PromptCode, Services, note_of
+from atlas.control.loop import Asker, PromptCode, Services
 from atlas.control.payload import unpack
-from atlas.control.recall import user_text
 from atlas.kernel.code import (
     Answer,
     CallMade,
@@ -21,8 +21,7 @@ from atlas.kernel.code import (
     FromCode,
     Job,
 )
-from atlas.kernel.context import Built, Session
-from atlas.kernel.digest import Done as DoneTurn
+from atlas.kernel.context import Built
 from atlas.kernel.digest import close, title_of
 from atlas.kernel.errors import NotFound
 from atlas.kernel.event import (
@@ -32,11 +31,9 @@ from atlas.kernel.event import (
     Payload,
     TurnClosed,
 )
-from atlas.kernel.model import Asked, OnDelta, Text, ToolCall
+from atlas.kernel.model import OnDelta
 from atlas.kernel.port import Clock, Ledger
-from atlas.kernel.run import RunQuery
 from atlas.kernel.state import State
-from atlas.kernel.turn import Note
 
 
 class Prompts:
@@ -53,7 +50,7 @@ class Prompts:
     ) -> None:
         self.ledger = ledger
         self.complain = complain
-        self._services = Services(ledger, clock, asker, desk, self.session_before, complain, on_delta)
+        self._services = Services(ledger, clock, asker, desk, complain, on_delta)
         self._group = asyncio.TaskGroup()
         self._running: set[PromptCode] = set()
 
@@ -86,24 +83,10 @@ class Prompts:
         if row.turn == 0:
             return ()
         history = await load(self.ledger, state.run_id)
-        before = await self.session_before(row.session_id, row.turn)
-        user = user_text(await unpack(self.ledger, history.state.created.input))
-        tools, failed, answer, notes = await self._what_happened(history)
-        done = DoneTurn(row.turn, user, answer, tools, failed, notes, outcome)
+        before = await session_before(self.ledger, row.session_id, row.turn)
+        done = await done_of(self.ledger, row.turn, history, outcome)
         raw = _ENCODER.encode(close(before, done))
         return (TurnClosed(row.turn, title_of(done), Payload(msgspec.Raw(raw), size=len(raw))),)
-
-    async def session_before(self, session_id: str, turn: int) -> Session:
-        """What earlier turns leave to this one; loads one event, not a history."""
-        if turn <= 1:
-            return Session()
-        page = await self.ledger.runs(RunQuery(session_id=session_id, roots_only=True, limit=50))
-        for row in page.runs:
-            if row.turn < turn:
-                for _, body in bodies(await self.ledger.events(row.run_id, after=max(0, row.head_seq - 3))):
-                    if isinstance(body, TurnClosed):
-                        return msgspec.json.decode(await unpack(self.ledger, body.session), type=Session)
-        return Session()
 
     async def request_at(self, job: Job, step: int) -> Built:
         """Exactly what the model was sent at a step of a recorded run, and why each part was there.
@@ -136,24 +119,6 @@ class Prompts:
                     code.send(Answer(message.id, error=recorded.error))
                 else:
                     code.send(Answer(message.id, await unpack(self.ledger, recorded.result), recorded.error))
-
-    async def _what_happened(self, history: History) -> tuple[tuple[str, ...], int, str, tuple[Note, ...]]:
-        tools: list[str] = []
-        failed = 0
-        answer = ""
-        notes: dict[str, Note] = {}
-        for effect, recorded in history.answers.items():
-            if effect.startswith("tool:"):
-                tools.append(effect.rsplit(":", 1)[-1])
-                failed += recorded.error is not None
-            elif effect.startswith("model:") and recorded.error is None and not isinstance(recorded, EffectRefused):
-                reply = msgspec.json.decode(await unpack(self.ledger, recorded.result), type=Asked).reply
-                answer = "".join(part.text for part in reply.parts if isinstance(part, Text)) or answer
-                for part in reply.parts:
-                    note = note_of(part) if isinstance(part, ToolCall) else None
-                    if note is not None:
-                        notes[f"{note.kind}:{note.key}"] = note
-        return tuple(tools), failed, answer, tuple(notes.values())
 
 
 _ENCODER: Final = msgspec.json.Encoder()

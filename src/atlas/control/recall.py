@@ -1,24 +1,31 @@
-"""The page-in tool of prompt agents: brings back anything the session recorded, by handle or by search, bounded."""
+"""The page-in tool of prompt agents: brings back anything the session recorded, by handle or by search, bounded.
+
+    by_handle     exactly what was recorded, a page at a time
+    by_words      where the words of a question were recorded, best first
+    catch_up      what was recorded since the last search becomes findable
+
+What a turn sees is everything of its session before it and its own steps, but not its own question and not what it
+recalled. A child run sees itself only.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
-import msgspec
-
-from atlas.control.history import bodies, created_of
-from atlas.control.payload import unpack
-from atlas.kernel.context import count
-from atlas.kernel.digest import Done as DoneTurn
-from atlas.kernel.digest import title_of
-from atlas.kernel.event import EffectReceived, EffectRefused, Event, RunCreated, TurnClosed
-from atlas.kernel.model import Asked, Text, ToolCall
+from atlas.control.account import RECALL_TOOL, Account, Entry, events_of, read, session_left
+from atlas.kernel.context import NOTES, TURNS
+from atlas.kernel.digest import carried
+from atlas.kernel.excerpt import page
 from atlas.kernel.port import Ledger
-from atlas.kernel.recall import Handle, Index, Passage, parse_handle, passages
-from atlas.kernel.run import RunQuery, RunRow
+from atlas.kernel.recall import NEAR_SIZE, Index, Indexed, Passage, parse_handle, passages, rank, terms
+from atlas.kernel.run import TERMINAL, RunQuery, RunRow
+from atlas.kernel.token import text_size
 
-HITS = 8
-SNIPPET = 240
+HITS: Final = 8
+CANDIDATES: Final = 24
+_PAGE: Final = 100
+_UNKNOWN: Final = "There is no {!r}. Handles look like t12, t12.3 or t12.3.2; recall(find=...) searches for words."
 
 
 class Recall:
@@ -27,155 +34,150 @@ class Recall:
     def __init__(self, ledger: Ledger, index: Index) -> None:
         self._ledger = ledger
         self._index = index
+        self._catching_up = asyncio.Lock()
 
-    async def by_handle(self, session_id: str, handle: str, start: int, limit: int, rate: float) -> str:
-        """Exactly what was recorded under the handle, from character `start`, as much as the limit allows."""
-        parsed = parse_handle(handle)
-        row = await self._turn(session_id, parsed) if parsed else None
-        if parsed is None or row is None:
-            return f"There is no {handle!r}. Handles look like t12, t12.3 or t12.3.2; search with recall(find=...)."
-        text = await self._text(row, parsed)
-        if text is None:
-            return f"Nothing is recorded under {handle}."
-        room = max(200, int(limit * rate) - 200)
-        piece = text.encode()[start : start + room].decode(errors="ignore")
-        end = start + len(piece.encode())
-        size = len(text.encode())
-        more = f"\n[{size - end} bytes follow: recall(handle={handle!r}, start={end})]" if end < size else ""
-        return f"{handle}, bytes {start} to {end} of {size}:\n{piece}{more}"
+    async def by_handle(self, run_id: str, handle: str, start: int, limit: int, rate: float) -> str:
+        """What was recorded under the handle from byte `start` on, in an answer of at most `limit` tokens."""
+        row = await self._ledger.run(run_id)
+        shown = await self._shown(row, handle.strip())
+        if shown is None:
+            return _UNKNOWN.format(handle[:40])
+        label, text = shown
+        return _page(label, handle.strip(), text.encode(), start, int(limit * rate))
 
-    async def by_words(self, session_id: str, words: str, limit: int, rate: float) -> str:
+    async def by_words(self, run_id: str, words: str, limit: int, rate: float) -> str:
         """The passages that share most with the words, best first, each with the handle that shows it whole."""
-        await self._catch_up(session_id)
-        found = await asyncio.to_thread(self._index.find, session_id, words, HITS)
+        row = await self._ledger.run(run_id)
+        await self.catch_up(row)
+        wanted = terms(words)
+        candidates = await asyncio.to_thread(self._index.find, _scope(row), wanted, CANDIDATES)
+        found = rank(wanted, candidates, HITS)
         if not found:
-            return f"Nothing recorded matches {words!r}. Try other words."
+            return "Nothing recorded matches these words. Try others."
         lines: list[str] = []
-        used = 0
+        room = int(limit * rate)
+        titled: set[str] = set()
         for hit in found:
-            snippet = " ".join(hit.snippet.split())[:SNIPPET]
-            at = f", start={hit.start}" if hit.start else ""
-            line = f"recall(handle={hit.handle!r}{at}) [{hit.title}] {snippet}"
-            used += count(line, rate)
-            if used > limit:
+            start = f", start={hit.start}" if hit.start else ""
+            title = "" if hit.title in titled else f" [{hit.title}]"
+            line = f"recall(handle='{hit.handle}'{start}){title} {hit.snippet}".strip()
+            room -= text_size(line) + 2
+            if room < 0:
                 break
+            titled.add(hit.title)
             lines.append(line)
         return "\n".join(lines)
 
-    async def _turn(self, session_id: str, handle: Handle) -> RunRow | None:
+    async def forget(self, run_id: str) -> None:
+        """Takes a run out of the index, because something of it was erased; what is left is indexed again."""
+        await asyncio.to_thread(self._index.forget, run_id)
+
+    async def catch_up(self, row: RunRow) -> None:
+        """Indexes what was recorded since the last search: turns before this one, and its own steps so far."""
+        async with self._catching_up:
+            scope = _scope(row)
+            reach = await asyncio.to_thread(self._index.reach, scope) if row.turn else 0
+            if reach < row.turn - 1:
+                for earlier in await self._turns(row, reach):
+                    await self._add(scope, earlier, 0)
+            if row.turn > reach:
+                known = await asyncio.to_thread(self._index.run, scope, row.turn)
+                await self._add(scope, row, known.seq if known else 0)
+
+    async def _shown(self, row: RunRow, handle: str) -> tuple[str, str] | None:
+        if handle == TURNS:
+            await self.catch_up(row)
+            titles = await asyncio.to_thread(self._index.titles, _scope(row))
+            return "newest first", "\n".join(titles)
+        if handle == NOTES:
+            return "open", await self._notes(row)
+        parsed = parse_handle(handle)
+        run_id = await self._run_of(row, parsed.turn) if parsed else None
+        if parsed is None or run_id is None:
+            return None
+        account = await read(self._ledger, parsed.turn, await events_of(self._ledger, run_id))
+        text = await account.text(parsed)
+        return None if text is None else (account.provenance(parsed), text)
+
+    async def _run_of(self, row: RunRow, turn: int) -> str | None:
+        """The run of a turn; looked up, not searched for, however many turns there are."""
+        if turn == row.turn:
+            return row.run_id
+        if turn > row.turn or turn < 1:
+            return None
+        known = await asyncio.to_thread(self._index.run, _scope(row), turn)
+        if known is None:
+            await self.catch_up(row)
+            known = await asyncio.to_thread(self._index.run, _scope(row), turn)
+        return known.run_id if known else None
+
+    async def _notes(self, row: RunRow) -> str:
+        """The open notes: what the last turn left, and what this one changed."""
+        before = await self._run_of(row, row.turn - 1)
+        session = None
+        if before is not None:
+            session = await session_left(self._ledger, before, (await self._ledger.run(before)).head_seq)
+        account = await read(self._ledger, row.turn, await events_of(self._ledger, row.run_id))
+        notes = carried(session.notes if session else (), account.notes())
+        return "\n".join(note.line for note in notes) or "There are none."
+
+    async def _turns(self, row: RunRow, reach: int) -> list[RunRow]:
+        """The turns after `reach` and before this one, oldest first."""
+        missing = set(range(reach + 1, row.turn))
+        found: list[RunRow] = []
         before = ""
-        while True:
-            page = await self._ledger.runs(RunQuery(session_id=session_id, roots_only=True, before=before, limit=200))
-            for row in page.runs:
-                if row.turn == handle.turn:
-                    return row
-            if not page.next or (page.runs and page.runs[-1].turn < handle.turn):
-                return None
-            before = page.next
-
-    async def _text(self, row: RunRow, handle: Handle) -> str | None:
-        events = await self._ledger.events(row.run_id)
-        if handle.step == 0:
-            return await self._user(events)
-        if handle.step is None:
-            return await self._overview(row, events)
-        wanted = f"tool:{handle.step}.{handle.call}:" if handle.call is not None else f"model:{handle.step}"
-        parts: list[str] = []
-        for _, body in bodies(events):
-            if isinstance(body, EffectReceived | EffectRefused) and (
-                body.effect.startswith(wanted) if handle.call is not None else _is_step(body.effect, handle.step)
-            ):
-                parts.append(await self._outcome(body))
-        return "\n".join(parts) if parts else None
-
-    async def _overview(self, row: RunRow, events: list[Event]) -> str:
-        lines = [f"t{row.turn}.0 user: {await self._user(events)}"]
-        for _, body in bodies(events):
-            handle = _handle_of(body.effect, row.turn) if isinstance(body, EffectReceived | EffectRefused) else None
-            if handle is not None and isinstance(body, EffectReceived | EffectRefused):
-                lines.append(f"{handle}: {' '.join((await self._outcome(body)).split())[:300]}")
-        return "\n".join(lines)
-
-    async def _user(self, events: list[Event]) -> str:
-        return user_text(await unpack(self._ledger, created_of(events[0]).input))
-
-    async def _outcome(self, body: EffectReceived | EffectRefused) -> str:
-        if isinstance(body, EffectRefused) or body.error is not None:
-            error = body.error
-            return f"error: {error.message}" if error is not None else ""
-        raw = await unpack(self._ledger, body.result)
-        return said(raw) if body.effect.startswith("model:") else result_text(raw)
-
-    async def _catch_up(self, session_id: str) -> None:
-        """Indexes what was recorded since the last search, this turn's own steps included."""
-        seen = await asyncio.to_thread(self._index.seen, session_id)
-        rows: list[RunRow] = []
-        before = ""
-        while True:
-            page = await self._ledger.runs(RunQuery(session_id=session_id, roots_only=True, before=before, limit=200))
-            fresh = [row for row in page.runs if seen.get(row.run_id, 0) < row.head_seq]
-            rows += fresh
-            before = page.next
-            # Turns end in order: a page with nothing new means that everything before it is indexed too.
-            if not before or not fresh:
+        while missing:
+            limit = min(len(missing) + 8, _PAGE)
+            query = RunQuery(session_id=row.session_id, roots_only=True, before=before, limit=limit)
+            page_of_runs = await self._ledger.runs(query)
+            found += [one for one in page_of_runs.runs if one.turn in missing]
+            missing -= {one.turn for one in page_of_runs.runs}
+            before = page_of_runs.next
+            if not before:
                 break
-        for row in reversed(rows):
-            found, seq = await self._passages(row, seen.get(row.run_id, 0))
-            await asyncio.to_thread(self._index.add, session_id, row.run_id, seq, found)
+        return sorted(found, key=lambda one: one.turn)
 
-    async def _passages(self, row: RunRow, after: int) -> tuple[list[Passage], int]:
-        events = await self._ledger.events(row.run_id)
-        user = await self._user(events)
-        title = title_of(DoneTurn(row.turn, user, ""))
+    async def _add(self, scope: str, row: RunRow, after: int) -> None:
+        """Indexes one run: the rest of one under way, the whole of one that is over, now that its title is known."""
+        is_over = row.state in TERMINAL
+        after = 0 if is_over else after
+        events = await events_of(self._ledger, row.run_id, after)
+        if not events:
+            return
+        account = await read(self._ledger, row.turn, events)
+        title = account.title if is_over else f"t{row.turn} (this turn)"
+        run = Indexed(row.run_id, row.turn, title, events[-1].seq, is_over)
+        found = await self._passages(account, title, is_over)
+        await asyncio.to_thread(self._index.add, scope, run, found, after)
+
+    async def _passages(self, account: Account, title: str, is_over: bool) -> list[Passage]:
+        # The question of a turn under way would be the best answer to itself; so would what was recalled for it.
+        entries = [one for one in account.entries if _is_findable(one) and (is_over or one.provenance != "user")]
+        texts = [await account.searched(entry) for entry in entries]
         found: list[Passage] = []
-        for _, body in bodies(events):
-            if isinstance(body, TurnClosed):
-                title = body.title
-        for event, body in bodies(events):
-            if event.seq <= after:
+        for number, (entry, text) in enumerate(zip(entries, texts, strict=True)):
+            if not text:
                 continue
-            match body:
-                case RunCreated():
-                    found += passages(f"t{row.turn}.0", title, user, event.position)
-                case EffectReceived() | EffectRefused():
-                    handle = _handle_of(body.effect, row.turn)
-                    if handle is not None and ":recall" not in body.effect:
-                        found += passages(handle, title, await self._outcome(body), event.position)
-                case _:
-                    pass
-        return found, events[-1].seq
+            before = texts[number - 1][-NEAR_SIZE:] if number else ""
+            after = texts[number + 1][:NEAR_SIZE] if number + 1 < len(texts) else ""
+            found += passages(str(entry.handle), title, text, entry.at, f"{before}\n{after}")
+        return found
 
 
-def user_text(raw: msgspec.Raw) -> str:
-    """What the user said, from a run's input."""
-    value = msgspec.json.decode(raw)
-    if isinstance(value, dict) and set(value) == {"text"}:
-        return str(value["text"])
-    return value if isinstance(value, str) else msgspec.json.format(bytes(raw), indent=1).decode()
+def _is_findable(entry: Entry) -> bool:
+    return entry.label != RECALL_TOOL
 
 
-def said(raw: msgspec.Raw) -> str:
-    """What a model said in a recorded reply: words and calls."""
-    reply = msgspec.json.decode(raw, type=Asked).reply
-    parts = [
-        part.text if isinstance(part, Text) else f"{part.name}({part.args})"
-        for part in reply.parts
-        if isinstance(part, Text | ToolCall)
-    ]
-    return "\n".join(parts)
+def _scope(row: RunRow) -> str:
+    return row.session_id if row.turn else row.run_id
 
 
-def result_text(raw: msgspec.Raw) -> str:
-    """A tool's recorded result as text."""
-    value = msgspec.json.decode(raw)
-    return str(value["text"]) if isinstance(value, dict) and "text" in value else str(value)
-
-
-def _is_step(effect: str, step: int) -> bool:
-    return effect == f"model:{step}" or effect.startswith(f"tool:{step}.")
-
-
-def _handle_of(effect: str, turn: int) -> str | None:
-    kind, _, rest = effect.partition(":")
-    place = rest.partition(":")[0]
-    return f"t{turn}.{place}" if kind in ("model", "tool") else None
+def _page(label: str, handle: str, data: bytes, start: int, limit: int) -> str:
+    """A page of `data` with its place in the whole and the call that shows the next one, within `limit` bytes."""
+    whole = len(data)
+    head = "{} ({}), bytes {} to {} of {}:\n"
+    more = "\n[{} bytes follow: recall(handle='{}', start={})]"
+    around = text_size(head.format(handle, label, whole, whole, whole) + more.format(whole, handle, whole))
+    begin, end = page(data, start, max(limit - around, 1))
+    rest = more.format(whole - end, handle, end) if end < whole else ""
+    return head.format(handle, label, begin, end, whole) + data[begin:end].decode() + rest

@@ -134,6 +134,7 @@ def timestamp(time_us: int) -> str:
 def effects_of(events: Iterable[tuple[Event, Body]]) -> list[EffectTrace]:
     """What became of each effect, in the order they were first heard of."""
     found: dict[str, EffectTrace] = {}
+    is_ended = False
     for event, body in events:
         match body:
             case (
@@ -146,8 +147,12 @@ def effects_of(events: Iterable[tuple[Event, Body]]) -> list[EffectTrace]:
                 | EffectResolved()
             ):
                 known = found.get(body.effect) or EffectTrace(body.effect, begun_us=event.time_us)
-                found[body.effect] = _advance(known, event, body)
+                if is_ended and isinstance(body, EffectResolved):
+                    found[body.effect] = _resolve_late(known, event, body)
+                else:
+                    found[body.effect] = _advance(known, event, body)
             case RunEnded():
+                is_ended = True
                 found = {name: _close(effect, body) for name, effect in found.items()}
             case _:
                 pass
@@ -251,6 +256,24 @@ def _advance(
             return replace(effect, status="in_doubt", reason=body.reason)
         case EffectResolved():
             return replace(effect, status="abandoned" if body.resolution == "abandon" else "running")
+
+
+def _resolve_late(effect: EffectTrace, event: Event, body: EffectResolved) -> EffectTrace:
+    """A doubt that a person settled after the end of the run: no receipt follows, and what was not done never will be."""
+    match body.resolution:
+        case "done":
+            return replace(
+                effect,
+                status="completed",
+                result=body.result,
+                source="person",
+                settled_seq=event.seq,
+                settled_us=event.time_us,
+            )
+        case "not_done":
+            return replace(effect, status="cut_off")
+        case "abandon":
+            return replace(effect, status="abandoned")
 
 
 def _named(effect: EffectTrace, body: EffectAsked | EffectIntended | EffectRefused) -> EffectTrace:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import Final, TextIO, assert_never
 
 from atlas.engine.agent import AgentBase
@@ -39,6 +40,7 @@ from atlas.kernel.errors import RunFailed
 
 _READ: Final = 64 * 1024
 _SWEEP_S: Final = 1.0
+_THREADS_S: Final = 0.1
 
 
 def serve(fd: int) -> None:
@@ -71,6 +73,8 @@ class Worker:
         self._conversation: Conversation | None = None
         self._agent: AgentBase | None = None
         self._kept: set[asyncio.Task[object]] = set()
+        self._kept_threads: set[threading.Thread] = set()
+        self._has_left_threads = False
         self._shutdown_hook = ""
         self._folder = ""
 
@@ -85,6 +89,11 @@ class Worker:
                 await call_hook(self._agent, self._shutdown_hook, self._folder)
             except RunFailed as error:
                 sys.stderr.write(f"{error.message}\n{error.detail}\n")
+        if self._has_left_threads:
+            # An ordinary exit would wait for them, and they would go on meanwhile.
+            _flush(sys.stdout)
+            _flush(sys.stderr)
+            os._exit(0)
 
     # The channel
 
@@ -164,21 +173,23 @@ class Worker:
             await call_hook(agent, job.startup, job.folder)
             self._agent, self._shutdown_hook, self._folder = agent, job.shutdown, job.folder
             self._kept = asyncio.all_tasks()
+            self._kept_threads = set(threading.enumerate())
             self._write(Ready())
         return self._agent
 
     async def _sweep(self) -> bool:
-        """Ends what the run left running on the loop, so that nothing of it goes on after its Finished."""
+        """Ends what the run left running on the loop; False when something of it goes on all the same."""
         left = asyncio.all_tasks() - self._kept
         for task in left:
             task.cancel()
-        if not left:
-            return True
-        done, pending = await asyncio.wait(left, timeout=_SWEEP_S)
-        for task in done:
-            if not task.cancelled():
-                task.exception()  # seen, so that asyncio does not complain about it later
-        return not pending
+        pending: set[asyncio.Task[object]] = set()
+        if left:
+            done, pending = await asyncio.wait(left, timeout=_SWEEP_S)
+            for task in done:
+                if not task.cancelled():
+                    task.exception()  # seen, so that asyncio does not complain about it later
+        self._has_left_threads = _is_any_busy(set(threading.enumerate()) - self._kept_threads, _THREADS_S)
+        return not pending and not self._has_left_threads
 
     def _finish(self, conversation: Conversation, finished: Finished, is_fit: bool) -> bool:
         _flush(sys.stdout)
@@ -189,6 +200,28 @@ class Worker:
             self._write(Leaving())
         self._write(finished)
         return is_fit
+
+
+def _is_any_busy(threads: set[threading.Thread], patience_s: float) -> bool:
+    """Whether one of `threads` still does something after a moment; nobody can end a thread from outside."""
+    until = time.monotonic() + patience_s
+    while any(thread.is_alive() and not _is_idle(thread) for thread in threads):
+        if time.monotonic() > until:
+            return True
+        time.sleep(0.001)  # a pool's thread tells nobody that it has put its work down
+    return False
+
+
+def _is_idle(thread: threading.Thread) -> bool:
+    """Whether it belongs to a pool and waits for work: such threads serve run after run and do nothing by themselves."""
+    from concurrent.futures import thread as pool
+
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None or frame.f_code is not pool._worker.__code__:
+        return False
+    known = frame.f_locals
+    # The pool's loop has a work item in hand from taking it until it is done.
+    return "work_item" not in known and known["work_queue"].empty()
 
 
 def limit_memory(megabytes: int) -> None:

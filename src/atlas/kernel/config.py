@@ -97,7 +97,9 @@ class Execution(Part, frozen=True):
     circuit_breaker: CircuitBreaker = CircuitBreaker()
     worker_memory_mb: Annotated[int, Meta(ge=64, le=10**7, description="Memory one worker may use.")] = 2048
     worker_idle_s: Annotated[Seconds, Meta(description="Seconds an idle worker is kept.")] = 60
-    output_limit_mb: Annotated[Positive, Meta(description="Largest output of one run.")] = 8
+    output_limit_mb: Annotated[
+        Positive, Meta(description="Text that one run may print and log, in megabytes; not what it returns.")
+    ] = 8
     cancel_grace_s: Annotated[
         float, Meta(ge=0, le=3600, description="Seconds a cancelled run has to finish by itself.")
     ] = 5

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from atlas.kernel.context import fence, shorten
+from atlas.kernel.excerpt import fence, shorten
 from atlas.kernel.hook import Continue, Deny, Hook, Stop, TurnView
 from atlas.kernel.model import Usage
 
@@ -96,7 +96,7 @@ class TestOracle(Hook):
         else:
             if run.exit_code == 0:
                 return None
-            shown = fence(shorten(run.output, run.handle, _FEEDBACK_TOKENS, _RATE), run.handle)
+            shown = fence(shorten(run.output, run.handle, int(_FEEDBACK_TOKENS * _RATE), is_part=True), run.handle)
             why = f"failed with exit code {run.exit_code}:\n{shown}"
         if len(view.rounds_of(self.name)) >= self._rounds:
             reason = f"`{self._command}` still does not pass after {self._rounds} rounds; it {why}"

@@ -1,15 +1,43 @@
-"""Handles and passages: how anything a session recorded is named, found and brought back."""
+"""Handles, passages and hits: how anything a session recorded is named, found and brought back. Pure.
+
+parse_handle      what a name such as t12.3.2 means
+passages          a recorded text in pieces that search can hold
+terms, rank       what to look for in a question, and which pieces answer it best
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Final, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-PASSAGE_BYTES: Final = 1_500
-_HANDLE: Final = re.compile(r"t(\d+)(?:\.(\d+)(?:\.(\d+))?)?")
+from atlas.kernel.excerpt import one_line, page
+
+PASSAGE_SIZE: Final = 1_500
+OVERLAP: Final = 300
+NEAR_SIZE: Final = 300
+SNIPPET: Final = 240
+MOST_TERMS: Final = 24
+HITS_PER_HANDLE: Final = 2
+_HANDLE: Final = re.compile(r"t(\d{1,9})(?:\.(\d{1,9})(?:\.(\d{1,9}))?)?")
+_WORD: Final = re.compile(r"\w+")
+_SENTENCE: Final = re.compile(r"(?<=[.!?;])\s+|\n+")
+# Words that carry no meaning of their own would match everything.
+_STOP: Final = frozenset(
+    _WORD.findall(
+        "a about after again all also am an and any are as at be been before but by can come could did do does done for "
+        "from get give go got had has have he her here him his how i if in into is it its just know let like made make "
+        "may me might more my no not now of on one or our out over please said say she should so some still tell than "
+        "that the their them then there these they this those to told too up us was we were what when where which while "
+        "who whom why will with would you your"
+    )
+)
+
+Provenance: TypeAlias = Literal["user", "claimed", "observed", "noted"]
+"""Who is behind a recorded text: the user, the model's own words, a tool, or a note the model took."""
 
 
 class Handle(msgspec.Struct, frozen=True):
@@ -34,17 +62,29 @@ def parse_handle(text: str) -> Handle | None:
 
 
 class Passage(msgspec.Struct, frozen=True):
-    """A piece of something recorded, as search knows it; `start` is where it begins in the whole."""
+    """A piece of something recorded, as search knows it.
+
+    `start` is the byte at which it begins in the whole, `near` what stood before and after it, `at` its place in the
+    ledger: a larger one is newer.
+    """
 
     handle: str
     start: int
     title: str
     text: str
     at: int
+    near: str = ""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A passage that shares words with a question; a larger `score` is better."""
+
+    passage: Passage
+    score: float
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A hit."""
+    """A hit: where to look, and the words that speak for it. A turn whose title fits stands for all its passages."""
 
     handle: str
     start: int
@@ -52,19 +92,44 @@ class Found(msgspec.Struct, frozen=True):
     snippet: str
 
 
+class Indexed(msgspec.Struct, frozen=True):
+    """A run as the index knows it: its turn, how far it is indexed, and whether it was over by then."""
+
+    run_id: str
+    turn: int
+    title: str
+    seq: int
+    is_over: bool
+
+
 class Index(Protocol):
-    """Finds words in what sessions recorded. Derived: it can be deleted and is built again."""
+    """Finds words in what was recorded. Derived: it can be deleted and is built again.
 
-    def seen(self, session_id: str) -> dict[str, int]:
-        """How far each run of the session is indexed."""
+    A scope is what one search may see: a session, or a child run.
+    """
+
+    def reach(self, scope: str) -> int:
+        """The last turn up to which every turn is indexed and over."""
         ...
 
-    def add(self, session_id: str, run_id: str, seq: int, passages: Iterable[Passage]) -> None:
-        """Indexes passages of a run up to an event."""
+    def run(self, scope: str, turn: int) -> Indexed | None:
+        """The run of a turn, if it is indexed."""
         ...
 
-    def find(self, session_id: str, words: str, limit: int) -> list[Found]:
-        """The passages that share most with the words, best first."""
+    def titles(self, scope: str) -> list[str]:
+        """The titles of the turns that are over, newest first."""
+        ...
+
+    def add(self, scope: str, run: Indexed, passages: Iterable[Passage], after: int) -> bool:
+        """Adds what the run recorded after event `after`; 0 replaces all of it. False when another was faster."""
+        ...
+
+    def find(self, scope: str, terms: Sequence[str], limit: int) -> list[Candidate]:
+        """The passages that share most with the terms, best first."""
+        ...
+
+    def forget(self, run_id: str) -> None:
+        """Takes a run out, so that it is read again when it is next needed."""
         ...
 
     def close(self) -> None:
@@ -72,10 +137,95 @@ class Index(Protocol):
         ...
 
 
-def passages(handle: str, title: str, text: str, at: int) -> Iterator[Passage]:
-    """`text` in pieces that overlap a little, so that nothing is cut apart unfindably."""
-    step = PASSAGE_BYTES - 150
-    for start in range(0, max(len(text), 1), step):
-        yield Passage(handle, start, title, text[start : start + PASSAGE_BYTES], at)
-        if start + PASSAGE_BYTES >= len(text):
+def passages(handle: str, title: str, text: str, at: int, near: str = "") -> Iterator[Passage]:
+    """`text` in pieces that overlap, so that no sentence is cut apart unfindably."""
+    data = text.encode()
+    start = 0
+    while True:
+        begin, end = page(data, start, PASSAGE_SIZE)
+        is_whole = begin == 0 and end == len(data)
+        yield Passage(handle, begin, title, data[begin:end].decode(), at, near if is_whole else "")
+        if end == len(data):
             return
+        start = end - OVERLAP
+
+
+def terms(words: str) -> tuple[str, ...]:
+    """The words of a question that carry its meaning, in order, each once; all of them when none does."""
+    said = [word.lower() for word in _WORD.findall(words)]
+    telling = [word for word in said if word not in _STOP]
+    return tuple(dict.fromkeys(telling or said))[:MOST_TERMS]
+
+
+def rank(wanted: Sequence[str], candidates: Sequence[Candidate], limit: int) -> list[Found]:
+    """The best hits first: what the index thinks of a passage, and how much of the question its best sentence shares.
+
+    Of two that are as good, the newer comes first, because what was said last counts.
+    """
+    best = max((one.score for one in candidates), default=1.0) or 1.0
+    newest = max((one.passage.at for one in candidates), default=1) or 1
+    scored: list[tuple[float, Found]] = []
+    for candidate in candidates:
+        passage = candidate.passage
+        share, sentence = _best_sentence(wanted, passage.text)
+        by_title = _share(wanted, passage.title)
+        found = Found(passage.handle, passage.start, passage.title, sentence)
+        if by_title > share:
+            found = Found(passage.handle.partition(".")[0], 0, passage.title, "")
+        scored.append((candidate.score / best + max(share, by_title) + passage.at / newest / 50, found))
+    scored.sort(key=lambda one: one[0], reverse=True)
+    return _distinct([found for _, found in scored], limit)
+
+
+def _distinct(found: list[Found], limit: int) -> list[Found]:
+    """Without repetition: a text that two pieces share is shown once, and one text does not fill the page alone."""
+    kept: list[Found] = []
+    seen: set[tuple[str, str]] = set()
+    times: dict[str, int] = {}
+    for one in found:
+        times[one.handle] = times.get(one.handle, 0) + 1
+        if (one.handle, one.snippet) in seen or times[one.handle] > HITS_PER_HANDLE:
+            continue
+        seen.add((one.handle, one.snippet))
+        kept.append(one)
+    return kept[:limit]
+
+
+def _best_sentence(wanted: Sequence[str], text: str) -> tuple[float, str]:
+    """How much of the question the best sentence shares, and that sentence with what follows, on one line."""
+    best, place = -1.0, 0
+    for begin, end in _sentences(text):
+        share = _share(wanted, text[begin:end])
+        if share > best:
+            best, place = share, begin
+    return max(best, 0.0), one_line(text[place : place + 4 * SNIPPET], SNIPPET)
+
+
+def _sentences(text: str) -> Iterator[tuple[int, int]]:
+    begin = 0
+    for match in _SENTENCE.finditer(text):
+        if match.start() > begin:
+            yield begin, match.start()
+        begin = match.end()
+    if begin < len(text):
+        yield begin, len(text)
+
+
+def _share(wanted: Sequence[str], text: str) -> float:
+    """What part of the question a text has: its words, and more where words that stood together still do."""
+    stems = [_stem(word) for word in wanted]
+    words = [_stem(word.lower()) for word in _WORD.findall(text)]
+    has = set(words).intersection(stems)
+    if not has:
+        return 0.0
+    pairs = set(pairwise(stems))
+    together = len(pairs.intersection(pairwise(words)))
+    return (len(has) + together) / (len(stems) + len(pairs))
+
+
+def _stem(word: str) -> str:
+    """A word without the commonest endings; only ever compared with others of its kind."""
+    for ending in ("'s", "ing", "ed", "es", "s"):
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            return word[: -len(ending)]
+    return word

@@ -4,32 +4,49 @@
     answered(turn, reply)      the model spoke
     received(turn, results)    its tools answered
     advised(turn, text)        the host has something to say before the next request
+    windowed(turn, limit)      the turn as the next request may show it
 
 A turn is a bounded working set: when its exchanges outgrow the window, whole ones are dropped down to half of it,
-each leaving one line with the handle that brings it back.
+each leaving one line with the handle that brings it back. Between two such moments the window only grows at its end.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from atlas.kernel.errors import ErrorRecord
+from atlas.kernel.excerpt import FENCE_SIZE, one_line, shorten
 from atlas.kernel.model import Message, Part, Reply, Text, Thinking, ToolCall, ToolResult
+from atlas.kernel.token import Limits, size_of, text_size
 
-MAX_DROPPED_LINES: Final = 40
+MAX_DROPPED_LINES: Final = 32
+MAX_CONTINUATIONS: Final = 16
+MAX_OPEN_NOTES: Final = 40
+NOTE_TOOL: Final = "note"
+NOTE_SIZE: Final = 400
+KEY_LENGTH: Final = 60
 LINE_LENGTH: Final = 140
+_LEAST_RESULT: Final = 256
+_CUT_OFF: Final = "Your answer was cut off. Go on exactly where it stopped; do not repeat anything."
+
+NoteKind: TypeAlias = Literal["requirement", "plan", "mission", "report", "fact"]
 
 
-class Note(msgspec.Struct, frozen=True):
+class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something to carry until it is closed."""
 
-    kind: Literal["requirement", "plan", "mission", "report", "fact"]
+    kind: NoteKind
     key: str
     text: str
     is_open: bool = True
+
+    @property
+    def name(self) -> str:
+        """What tells it from other notes: the same name again changes or closes it."""
+        return f"{self.kind}:{self.key}"
 
     @property
     def line(self) -> str:
@@ -38,12 +55,22 @@ class Note(msgspec.Struct, frozen=True):
         return f"- {mark}{self.kind} {self.key}: {self.text}"
 
 
+class _NoteArgs(msgspec.Struct, frozen=True):
+    kind: NoteKind
+    key: str
+    text: str
+    status: Literal["open", "done"] = "open"
+
+
 class Exchange(msgspec.Struct, frozen=True):
-    """One step: what the model said and what came back. `line` stands for it once it is dropped."""
+    """One step: what the model said and what came back.
+
+    `size` is its bytes in a request, `line` stands for it once it is dropped. Results are not fenced here.
+    """
 
     step: int
     messages: tuple[Message, ...]
-    tokens: int
+    size: int
     line: str
 
 
@@ -55,12 +82,13 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """The state of a turn."""
+    """The state of a turn. `number` is 0 for a child run, which is no turn of its session."""
 
     number: int
     user: str
     step: int = 0
     window: tuple[Exchange, ...] = ()
+    window_size: int = 0
     dropped: tuple[str, ...] = ()
     dropped_count: int = 0
     spoken: tuple[Part, ...] = ()
@@ -68,7 +96,13 @@ class Turn(msgspec.Struct, frozen=True):
     notes: dict[str, Note] = {}
     advice: tuple[str, ...] = ()
     partial: str = ""
+    continuations: int = 0
     finish: Finish | None = None
+
+    @property
+    def handle(self) -> str:
+        """The handle of the turn."""
+        return f"t{self.number}"
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -78,7 +112,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class RunTools(msgspec.Struct, frozen=True):
-    """Run these calls of step `step`; results in this order."""
+    """Run the calls of step `step`."""
 
     step: int
     calls: tuple[ToolCall, ...]
@@ -91,13 +125,11 @@ def plan(turn: Turn) -> Plan:
     """What comes next."""
     if turn.finish is not None:
         return turn.finish
-    if turn.pending:
-        return RunTools(turn.step, turn.pending)
-    return Ask(turn.step + 1)
+    return RunTools(turn.step, turn.pending) if turn.pending else Ask(turn.step + 1)
 
 
-def answered(turn: Turn, reply: Reply, tokens: int) -> Turn:
-    """The turn after the model spoke; `tokens` is what its words weigh in the next request."""
+def answered(turn: Turn, reply: Reply) -> Turn:
+    """The turn after the model spoke. A cut-off answer goes on, a refusal ends it as what it is."""
     step = turn.step + 1
     calls = tuple(part for part in reply.parts if isinstance(part, ToolCall))
     text = "".join(part.text for part in reply.parts if isinstance(part, Text))
@@ -105,29 +137,32 @@ def answered(turn: Turn, reply: Reply, tokens: int) -> Turn:
     match reply.stop:
         case "refusal" | "filter":
             words = text.strip() or "the model gave no reason"
-            return replace(
-                spoken, finish=Finish(text, ErrorRecord(f"model_{reply.stop}", f"the model declined: {words[:500]}"))
-            )
+            error = ErrorRecord(f"model_{reply.stop}", f"the model declined: {words[:500]}")
+            return replace(spoken, finish=Finish(text, error))
         case "length" if not calls:
-            kept = replace(spoken, partial=turn.partial + text)
-            return advised(
-                _kept(
-                    kept,
-                    Exchange(step, (Message("assistant", _words(reply.parts)),), tokens, _line(kept, "cut off", text)),
-                ),
-                "Your answer was cut off. Go on exactly where it stopped; do not repeat anything.",
-            )
+            return _cut_off(spoken, text)
         case _ if calls:
-            return replace(spoken, pending=calls, partial="")
+            return replace(spoken, pending=calls, partial="", continuations=0)
     return replace(spoken, finish=Finish(turn.partial + text))
 
 
-def received(turn: Turn, results: tuple[ToolResult, ...], tokens: int) -> Turn:
-    """The turn after its tools answered."""
-    messages = (Message("assistant", turn.spoken), Message("user", results))
-    names = ", ".join(f"{call.name}({_short(call.args, 40)})" for call in turn.pending)
-    outcome = "; ".join(("error: " if one.is_error else "") + _short(one.text, 40) for one in results)
-    exchange = Exchange(turn.step, messages, tokens, _line(turn, names, outcome))
+def received(turn: Turn, results: tuple[ToolResult, ...], sizes: Limits) -> Turn:
+    """The turn after its tools answered; `sizes` are limits in bytes.
+
+    Results share half of the window, so that however many calls a step makes, it and one more fit.
+    """
+    handle = f"{turn.handle}.{turn.step}"
+    spoken = tuple(_shown(part, handle, sizes.result) for part in turn.spoken)
+    limit = _shares(results, sizes.window // 2, sizes.result)
+    shown = tuple(
+        ToolResult(one.id, shorten(one.text, f"{handle}.{number}", limit), one.is_error)
+        for number, one in enumerate(results, start=1)
+    )
+    names = ", ".join(f"{call.name}({one_line(call.args, 40)})" for call in turn.pending)
+    outcome = "; ".join(("error: " if one.is_error else "") + one_line(one.text, 40) for one in results)
+    messages = (Message("assistant", spoken), Message("user", shown))
+    size = size_of(messages) + len(shown) * (FENCE_SIZE + len(handle) + 4)
+    exchange = Exchange(turn.step, messages, size, _line(turn, names, outcome))
     return replace(_kept(turn, exchange), pending=(), spoken=())
 
 
@@ -135,46 +170,126 @@ def advised(turn: Turn, text: str) -> Turn:
     """The turn with something the host says before the next request; a finished turn goes on."""
     if turn.finish is None:
         return replace(turn, advice=(*turn.advice, text))
-    words = Message("assistant", _words(turn.spoken) or (Text(turn.finish.text or "(nothing)"),))
-    exchange = Exchange(turn.step, (words,), len(turn.finish.text) // 3 + 20, _line(turn, "answer", turn.finish.text))
-    return replace(_kept(turn, exchange), finish=None, partial="", advice=(*turn.advice, text))
+    words = _words(turn.spoken) or (Text(turn.finish.text or "(nothing)"),)
+    exchange = _exchange(turn, words, text, "answer", turn.finish.text)
+    return replace(_kept(turn, exchange), finish=None, partial="", continuations=0, spoken=())
 
 
 def windowed(turn: Turn, limit: int) -> Turn:
-    """The turn with its window within `limit` tokens: when it is above, whole exchanges go until half is left."""
-    total = sum(exchange.tokens for exchange in turn.window)
-    if total <= limit:
+    """The turn with its window within `limit` bytes: when it is above, whole exchanges go until half is left.
+
+    The last exchange always stays: without it the model would not know what it just did.
+    """
+    if turn.window_size <= limit:
         return turn
-    kept = list(turn.window)
-    lines: list[str] = []
-    while len(kept) > 1 and total > limit // 2:
-        gone = kept.pop(0)
-        total -= gone.tokens
-        lines.append(gone.line)
+    size, gone = turn.window_size, 0
+    while gone < len(turn.window) - 1 and size > limit // 2:
+        size -= turn.window[gone].size
+        gone += 1
+    lines = (exchange.line for exchange in turn.window[:gone])
     return replace(
         turn,
-        window=tuple(kept),
+        window=turn.window[gone:],
+        window_size=size,
         dropped=(*turn.dropped, *lines)[-MAX_DROPPED_LINES:],
-        dropped_count=turn.dropped_count + len(lines),
+        dropped_count=turn.dropped_count + gone,
     )
 
 
 def noted(turn: Turn, note: Note) -> Turn:
     """The turn with a note added, changed or closed."""
-    return replace(turn, notes={**turn.notes, f"{note.kind}:{note.key}": note})
+    others = {name: one for name, one in turn.notes.items() if name != note.name}
+    return replace(turn, notes={**others, note.name: note})
+
+
+def note_of(call: ToolCall, handle: str) -> Note | None:
+    """The note that a call takes, when it is one and is well-formed; a long text is cut to what `handle` brings back."""
+    if call.name != NOTE_TOOL:
+        return None
+    try:
+        wanted = msgspec.json.decode(call.args, type=_NoteArgs)
+    except msgspec.MsgspecError:
+        return None
+    text = shorten(wanted.text, handle, NOTE_SIZE, is_part=True)
+    return Note(wanted.kind, one_line(wanted.key, KEY_LENGTH), text, wanted.status == "open")
+
+
+def note_problem(note: Note, carried: tuple[Note, ...], turn: Turn) -> str:
+    """Why the note cannot be taken; empty when it can. What is carried is bounded, and never forgotten silently."""
+    is_open = {one.name: one.is_open for one in (*carried, *turn.notes.values())}
+    if not note.is_open or is_open.get(note.name) or sum(is_open.values()) < MAX_OPEN_NOTES:
+        return ""
+    return f"There are {MAX_OPEN_NOTES} open notes already. Close or change one (status='done') before adding another."
+
+
+def _cut_off(turn: Turn, text: str) -> Turn:
+    partial = turn.partial + text
+    if turn.continuations == MAX_CONTINUATIONS or not text:
+        why = f"the answer was cut off {turn.continuations + 1} times and never came to an end"
+        return replace(turn, finish=Finish(partial, ErrorRecord("answer_endless", why)))
+    exchange = _exchange(turn, _words(turn.spoken), _CUT_OFF, "cut off", text)
+    return replace(_kept(turn, exchange), partial=partial, continuations=turn.continuations + 1, spoken=())
+
+
+def _exchange(turn: Turn, words: tuple[Part, ...], said: str, what: str, outcome: str) -> Exchange:
+    messages = (Message("assistant", words), Message("user", (Text(said),)))
+    return Exchange(turn.step, messages, size_of(messages), _line(turn, what, outcome))
 
 
 def _kept(turn: Turn, exchange: Exchange) -> Turn:
-    return replace(turn, window=(*turn.window, exchange))
+    return replace(turn, window=(*turn.window, exchange), window_size=turn.window_size + exchange.size)
+
+
+def _shares(results: tuple[ToolResult, ...], room: int, most: int) -> int:
+    """How much each result may have so that all fit into `room`: small ones leave what they do not need to others."""
+    sizes = sorted(text_size(one.text) for one in results)
+    for number, size in enumerate(sizes):
+        share = room // (len(sizes) - number)
+        if size > share:
+            return max(min(share, most), _LEAST_RESULT)
+        room -= size
+    return most
+
+
+def _shown(part: Part, handle: str, limit: int) -> Part:
+    """A part of what the model said as it is shown to it again: the long texts among its arguments are shortened."""
+    if not isinstance(part, ToolCall) or text_size(part.args) <= limit:
+        return part
+    try:
+        value = msgspec.json.decode(part.args)
+    except msgspec.DecodeError:
+        value = {"malformed": part.args}
+    share = max(limit // max(_leaves(value), 1), _LEAST_RESULT)
+    args = msgspec.json.encode(_leaner(value, handle, share)).decode()
+    if text_size(args) > 2 * limit:
+        args = msgspec.json.encode({"shortened": shorten(part.args, handle, limit, is_part=True)}).decode()
+    return ToolCall(part.id, part.name, args)
+
+
+def _leaner(value: Any, handle: str, limit: int) -> Any:
+    match value:
+        case str():
+            return shorten(value, handle, limit, is_part=True)
+        case dict():
+            return {key: _leaner(one, handle, limit) for key, one in value.items()}
+        case list():
+            return [_leaner(one, handle, limit) for one in value]
+        case _:
+            return value
+
+
+def _leaves(value: Any) -> int:
+    match value:
+        case dict():
+            return sum(_leaves(one) for one in value.values())
+        case list():
+            return sum(_leaves(one) for one in value)
+        case _:
+            return 1
 
 
 def _line(turn: Turn, what: str, outcome: str) -> str:
-    return f"t{turn.number}.{turn.step} {_short(what, 60)} -> {_short(outcome, 70)}"[:LINE_LENGTH]
-
-
-def _short(text: str, limit: int) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= limit else flat[: limit - 3] + "..."
+    return f"{turn.handle}.{turn.step} {one_line(what, 60)} -> {one_line(outcome, 70)}"[:LINE_LENGTH]
 
 
 def _words(parts: tuple[Part, ...]) -> tuple[Part, ...]:

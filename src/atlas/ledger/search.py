@@ -1,113 +1,101 @@
-"""Search over what sessions recorded: SQLite FTS5, derived from the ledger and rebuilt at will."""
+"""Search over what was recorded: SQLite FTS5, derived from the ledger and rebuilt at will."""
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from atlas.kernel.errors import LedgerUnavailable
-from atlas.kernel.recall import Found, Passage
+from atlas.kernel.recall import Candidate, Indexed, Passage
+from atlas.ledger.migrate import split
+from atlas.ledger.sqlite_error import is_busy, primary_code
+from atlas.ledger.statement import load_migrations, load_statements
 
-_SCHEMA: Final = """
-CREATE VIRTUAL TABLE IF NOT EXISTS passage USING fts5(
-    title, text, session UNINDEXED, handle UNINDEXED, start UNINDEXED, at UNINDEXED, tokenize = 'porter unicode61'
-);
-CREATE TABLE IF NOT EXISTS indexed (session TEXT, run_id TEXT, seq INTEGER, PRIMARY KEY (session, run_id));
-"""
-_FIND: Final = """
-SELECT handle, start, title, snippet(passage, 1, '', '', ' ... ', 24), bm25(passage, 2.0, 1.0) AS rank, at
-FROM passage WHERE passage MATCH ? AND session = ? ORDER BY rank, at DESC LIMIT ?
-"""
-# Words that carry no meaning of their own would match everything.
-_STOP: Final = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "did",
-        "do",
-        "does",
-        "for",
-        "from",
-        "had",
-        "has",
-        "have",
-        "how",
-        "i",
-        "in",
-        "is",
-        "it",
-        "its",
-        "me",
-        "my",
-        "of",
-        "on",
-        "or",
-        "our",
-        "that",
-        "the",
-        "their",
-        "this",
-        "to",
-        "was",
-        "we",
-        "were",
-        "what",
-        "when",
-        "where",
-        "which",
-        "who",
-        "will",
-        "with",
-        "you",
-        "your",
-    ]
-)
+_VERSION: Final = 2
+_BUSY_S: Final = 10.0
+_STORE: Final = "search"
 
 
 class SqliteIndex:
-    """An `Index` in one file; safe to delete."""
+    """An `Index` in one file, which may be deleted at any time; several processes share it.
+
+    One connection behind one lock: calls come from threads of a pool and are short.
+    """
 
     def __init__(self, path: Path | str) -> None:
-        self._path = str(path)
+        self._path = Path(path)
         self._lock = threading.Lock()
+        self._sql = load_statements(_STORE)
         self._connection: sqlite3.Connection | None = None
 
-    def seen(self, session_id: str) -> dict[str, int]:
-        """How far each run of the session is indexed."""
-        with self._lock:
-            rows = self._db().execute("SELECT run_id, seq FROM indexed WHERE session = ?", (session_id,))
-            return {str(run_id): int(seq) for run_id, seq in rows}
+    def reach(self, scope: str) -> int:
+        """The last turn up to which every turn is indexed and over."""
+        with self._open() as db:
+            row = db.execute(self._sql["find_scope"], (scope,)).fetchone()
+        return int(row[1]) if row else 0
 
-    def add(self, session_id: str, run_id: str, seq: int, passages: Iterable[Passage]) -> None:
-        """Indexes passages of a run up to an event; doing it twice is the same as once."""
-        with self._lock:
-            database = self._db()
-            with database:
-                database.execute("INSERT OR REPLACE INTO indexed VALUES (?, ?, ?)", (session_id, run_id, seq))
-                database.executemany(
-                    "INSERT INTO passage (title, text, session, handle, start, at) VALUES (?, ?, ?, ?, ?, ?)",
-                    [(one.title, one.text, session_id, one.handle, one.start, one.at) for one in passages],
+    def run(self, scope: str, turn: int) -> Indexed | None:
+        """The run of a turn, if it is indexed."""
+        with self._open() as db:
+            row = db.execute(self._sql["run_of_turn"], (scope, turn)).fetchone()
+        return Indexed(row[0], row[1], row[2], row[3], bool(row[4])) if row else None
+
+    def titles(self, scope: str) -> list[str]:
+        """The titles of the turns that are over, newest first."""
+        with self._open() as db:
+            return [title for (title,) in db.execute(self._sql["titles"], (scope,))]
+
+    def add(self, scope: str, run: Indexed, passages: Iterable[Passage], after: int) -> bool:
+        """Adds what the run recorded after event `after`; 0 replaces all of it. False when another was faster."""
+        with self._open() as db, self._transaction(db):
+            known = db.execute(self._sql["seq_of"], (run.run_id,)).fetchone()
+            if after and (known is None or known[0] != after):
+                return False
+            db.execute(self._sql["add_scope"], (scope,))
+            number, reach = db.execute(self._sql["find_scope"], (scope,)).fetchone()
+            if not after:
+                self._drop(db, run.run_id)
+            for passage in passages:
+                piece = db.execute(self._sql["add_piece"], (run.run_id,)).lastrowid
+                db.execute(
+                    self._sql["add_passage"],
+                    (
+                        piece,
+                        *(passage.title, passage.near, passage.text, _mark(number)),
+                        *(passage.handle, passage.start, passage.at),
+                    ),
                 )
+            db.execute(self._sql["put_run"], (run.run_id, number, run.turn, run.title, run.seq, run.is_over))
+            self._advance(db, number, reach)
+        return True
 
-    def find(self, session_id: str, words: str, limit: int) -> list[Found]:
-        """The passages that share most with the words, best first, newer first among equals."""
-        terms = [word for word in re.findall(r"\w+", words.lower()) if word not in _STOP][:24]
-        if not terms:
-            return []
-        query = " OR ".join(f'"{term}"' for term in dict.fromkeys(terms))
-        with self._lock:
-            rows = self._db().execute(_FIND, (query, session_id, limit)).fetchall()
-        return [Found(handle, int(start), title, snippet) for handle, start, title, snippet, _, _ in rows]
+    def find(self, scope: str, terms: Sequence[str], limit: int) -> list[Candidate]:
+        """The passages that share most with the terms, best first, newer first among equals."""
+        with self._open() as db:
+            row = db.execute(self._sql["find_scope"], (scope,)).fetchone()
+            if row is None or not terms:
+                return []
+            words = " OR ".join(f'"{term}"' for term in (term.replace('"', "") for term in terms))
+            query = f"scope : {_mark(row[0])} AND {{title near text}} : ({words})"
+            rows = db.execute(self._sql["find"], (query, limit)).fetchall()
+        return [
+            Candidate(Passage(handle, int(start), title, text, int(at)), score)
+            for handle, start, title, text, at, score in rows
+        ]
+
+    def forget(self, run_id: str) -> None:
+        """Takes a run out, so that it is read again when it is next needed."""
+        with self._open() as db, self._transaction(db):
+            known = db.execute(self._sql["find_run"], (run_id,)).fetchone()
+            if known is None:
+                return
+            self._drop(db, run_id)
+            db.execute(self._sql["drop_run"], (run_id,))
+            db.execute(self._sql["lower_reach"], (known[2] - 1, known[1]))
 
     def close(self) -> None:
         """Gives the file back."""
@@ -116,17 +104,81 @@ class SqliteIndex:
                 self._connection.close()
                 self._connection = None
 
-    def _db(self) -> sqlite3.Connection:
-        if self._connection is None:
+    def _drop(self, db: sqlite3.Connection, run_id: str) -> None:
+        db.execute(self._sql["drop_passages"], (run_id,))
+        db.execute(self._sql["drop_pieces"], (run_id,))
+
+    def _advance(self, db: sqlite3.Connection, scope: int, reach: int) -> None:
+        """Moves the reach over every turn that is over now."""
+        last = reach
+        while (row := db.execute(self._sql["is_over"], (scope, last + 1)).fetchone()) and row[0]:
+            last += 1
+        if last != reach:
+            db.execute(self._sql["move_reach"], (last, scope))
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
             try:
-                self._connection = sqlite3.connect(self._path, check_same_thread=False, timeout=10.0)
-                self._connection.execute("PRAGMA journal_mode = WAL")
-                self._connection.execute("PRAGMA synchronous = OFF")
-                self._connection.executescript(_SCHEMA)
+                if self._connection is None:
+                    self._connection = self._connect()
+                yield self._connection
             except sqlite3.Error as error:
+                self._discard(error)
                 raise LedgerUnavailable(
-                    f"the search index cannot be opened: {error}",
+                    f"the search index cannot be used: {error}",
                     hint=f"It is derived: delete {self._path} and it is built again.",
                     code="index_unavailable",
                 ) from error
-        return self._connection
+
+    def _discard(self, error: sqlite3.Error) -> None:
+        """A broken file is no loss: the next use builds it again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            self._delete()
+
+    def _delete(self) -> None:
+        for ending in ("", "-wal", "-shm"):
+            self._path.with_name(self._path.name + ending).unlink(missing_ok=True)
+
+    def _connect(self) -> sqlite3.Connection:
+        db = self._connection_to_file()
+        if db.execute("PRAGMA user_version").fetchone()[0] not in (0, _VERSION):
+            db.close()
+            self._delete()
+            db = self._connection_to_file()
+        with self._transaction(db):
+            if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+                for _, script in load_migrations(_STORE):
+                    for statement in split(script):
+                        db.execute(statement)
+                db.execute(f"PRAGMA user_version = {_VERSION}")
+        return db
+
+    def _connection_to_file(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self._path, check_same_thread=False, timeout=_BUSY_S, isolation_level=None)
+        db.execute("PRAGMA synchronous = OFF")
+        try:
+            db.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            # Another process is doing the same at this moment, and once is enough for all.
+            if not is_busy(error):
+                raise
+        return db
+
+    @contextmanager
+    def _transaction(self, db: sqlite3.Connection) -> Iterator[None]:
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
+
+
+def _mark(scope: int) -> str:
+    """The word that every passage of a scope has, so that a search never looks at those of others."""
+    return f"scope{scope}"

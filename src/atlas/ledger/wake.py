@@ -245,19 +245,20 @@ def wake_folder(database: Path) -> Path:
 
 
 def _bind_in_folder(listener: socket.socket, path: Path) -> None:
-    # Between the making and the binding another process that ends may take the empty folder away. Each such end
-    # can happen once, so a few tries are enough.
+    # Before there is a socket in it, another process that ends may take the empty folder away. Each process ends
+    # once, so a few tries are enough.
     for _ in range(_BIND_TRIES):
         with contextlib.suppress(FileNotFoundError):
             _make_private(path.parent)
             listener.bind(str(path))
             return
-    raise FileNotFoundError(f"{path.parent} is taken away again and again")
+    raise FileNotFoundError(f"{path.parent} cannot be made, or is taken away again and again")
 
 
 def _make_private(folder: Path) -> None:
     """Makes the folder, or refuses one that another user could have put there."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, mode=0o700)
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to somebody else")

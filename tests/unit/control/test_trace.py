@@ -130,6 +130,13 @@ def test_an_effect_left_open_by_the_end_is_in_doubt_only_when_the_end_says_so() 
     assert only_effect((1, intent("a")), (2, EffectReceived("a")), (3, RunEnded("succeeded"))) == "completed"
 
 
+def test_a_doubt_that_is_settled_after_the_end_is_never_shown_as_under_way() -> None:
+    doubted = ((1, intent("a")), (2, RunEnded("cancelled", unresolved=("a",))))
+    assert only_effect(*doubted, (3, EffectResolved("a", "not_done", "x"))) == "cut_off"
+    assert only_effect(*doubted, (3, EffectResolved("a", "done", "x"))) == "completed"
+    assert only_effect(*doubted, (3, EffectResolved("a", "abandon", "x"))) == "abandoned"
+
+
 def test_a_receipt_whose_intent_was_erased_is_still_shown() -> None:
     [effect] = effects_of(pairs(events_of("run_1", (1, EffectReceived("a")))))
     assert (effect.name, effect.status, effect.settled_seq) == ("(erased)", "completed", 1)

@@ -355,6 +355,20 @@ def test_notes_neither_save_a_stuck_model_nor_end_a_working_one() -> None:
     assert Played(honest, lambda c: ("noted", False) if c.tool == "note" else news(c)).count == 100
 
 
+def test_many_different_notes_in_a_row_are_no_circle_but_the_same_one_is() -> None:
+    notes = [call("note", "reversible_write", key=f"k{n}") for n in range(30)]
+    assert not Played(notes, says("noted")).is_stuck
+    assert Played(itertools.repeat(notes[0]), says("noted")).count == 1 + LIMIT
+
+
+def test_a_guess_that_fails_in_a_new_way_neither_saves_nor_ends_a_turn() -> None:
+    guesses = [call("guess", n=n) for n in range(100)]
+    fresh = counting("error {} never seen before")
+    assert not Played(guesses, lambda one: (fresh(one)[0], True)).is_stuck
+    mixed = [one for guess in guesses for one in (guess, call("again"))]
+    assert Played(mixed, lambda one: ("same", False) if one.tool == "again" else (fresh(one)[0], True)).is_stuck
+
+
 # Batches
 
 

@@ -73,6 +73,7 @@ def done(terminal: Terminal, item: str, effect: str | None, result: str, reason:
     """
     from atlas.cli.value import read_value
 
+    terminal.program.vault_path(terminal.vault)
     raw = msgspec.json.encode(read_value(result, "--result"))
     return terminal.run(_resolve(terminal, item, effect, "done", raw, reason, is_run))
 

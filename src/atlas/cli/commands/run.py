@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from atlas.cli.command import command
+from atlas.cli.command import command, not_empty
 from atlas.cli.terminal import Terminal, pass_terminal
 
 
@@ -34,9 +34,16 @@ def complete_agent(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.argument("agent", shell_complete=complete_agent)
 @click.argument("text", required=False)
 @click.option("--input", "input_", metavar="JSON|@FILE|-", help="The input as JSON, in a file, or from standard input.")
-@click.option("--session", metavar="ID", default="", help="Add a turn to this session.")
-@click.option("--key", metavar="KEY", default="", help="Name this request: asking again with KEY gives the same run.")
+@click.option("--session", metavar="ID", default="", callback=not_empty, help="Add a turn to this session.")
+@click.option(
+    "--key",
+    metavar="KEY",
+    default="",
+    callback=not_empty,
+    help="Name this request: asking again with KEY gives the same run.",
+)
 @click.option("--detach", is_flag=True, help="Queue the run and return at once; 'atlas up' drives it.")
+@click.option("--quiet", "-q", "is_quiet", is_flag=True, help="Print only the result, errors and questions.")
 @click.option("--unattended", is_flag=True, help="Nobody is there to ask: refuse what needs a person's approval.")
 @click.option(
     "--priority",
@@ -55,6 +62,7 @@ def run(
     session: str,
     key: str,
     detach: bool,
+    is_quiet: bool,
     unattended: bool,
     priority: int,
 ) -> int:
@@ -70,19 +78,22 @@ def run(
 
     if text is not None and input_ is not None:
         raise click.UsageError("Give either TEXT or --input, not both.", click.get_current_context())
+    terminal.program.vault_path(terminal.vault)  # nobody should type or pipe an input for a vault that is not there
     value: Any = text_value(text) if text is not None else read_value(input_, "--input") if input_ is not None else {}
     options: dict[str, Any] = {"session_id": session, "key": key, "priority": priority, "unattended": unattended}
-    return terminal.run(_run(terminal, agent, value, options, detach))
+    return terminal.run(_run(terminal, agent, value, options, detach, is_quiet))
 
 
-async def _run(terminal: Terminal, agent: str, value: object, options: dict[str, Any], detach: bool) -> int:
+async def _run(
+    terminal: Terminal, agent: str, value: object, options: dict[str, Any], detach: bool, is_quiet: bool
+) -> int:
     from atlas.cli.drive import drive_run
     from atlas.cli.failure import DONE
 
     async with terminal.open() as host:
         submitted = await host.submit(agent, value, **options)
         if not detach:
-            return await drive_run(terminal, host, submitted.run_id)
+            return await drive_run(terminal, host, submitted.run_id, is_quiet=is_quiet)
         report = await host.report(submitted.run_id)
     if terminal.is_json:
         terminal.emit(report)

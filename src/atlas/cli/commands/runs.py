@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from atlas.cli.command import command
+from atlas.cli.command import command, not_empty
 from atlas.cli.commands.run import complete_agent
 from atlas.cli.terminal import Terminal, pass_terminal
 from atlas.kernel.run import RunQuery, RunRow, RunState
@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     atlas runs --all --limit 100 --json
     """,
 )
-@click.option("--agent", default="", metavar="NAME", help="Only runs of this agent.", shell_complete=complete_agent)
+@click.option(
+    "--agent",
+    default="",
+    metavar="NAME",
+    callback=not_empty,
+    help="Only runs of this agent.",
+    shell_complete=complete_agent,
+)
 @click.option(
     "--state",
     "states",
@@ -35,10 +42,14 @@ if TYPE_CHECKING:
     type=click.Choice(get_args(RunState)),
     help=f"Only runs in this state; may be given several times. One of {', '.join(get_args(RunState))}.",
 )
-@click.option("--session", default="", metavar="ID", help="Only turns of this session.")
+@click.option("--session", default="", metavar="ID", callback=not_empty, help="Only turns of this session.")
 @click.option("--limit", type=click.IntRange(1, 1000), metavar="N", default=20, show_default=True, help="At most N.")
 @click.option(
-    "--before", default="", metavar="CURSOR", help="The next page: the value that the page before ended with."
+    "--before",
+    default="",
+    metavar="CURSOR",
+    callback=not_empty,
+    help="The next page: the value that the page before ended with.",
 )
 @click.option("--all", "is_all", is_flag=True, help="Also runs that other runs spawned.")
 @pass_terminal
@@ -53,7 +64,9 @@ def runs(
 ) -> int:
     """List runs, newest first.
 
-    Runs that other runs spawned are left out unless you say --all.
+    Runs that other runs spawned are left out unless you say --all. A run is shown as 'lost' when the process that had
+    it is silent and its lease has lapsed: nothing is wrong with the run, and the next driver continues it. --state
+    finds it by the state it was in, running or waiting.
     """
     query = RunQuery(agent=agent, states=states, session_id=session, roots_only=not is_all, before=before, limit=limit)
     return terminal.run(_runs(terminal, query))
@@ -66,7 +79,7 @@ async def _runs(terminal: Terminal, query: RunQuery) -> int:
     if terminal.is_json:
         from atlas.cli.shape import RunsShape, run_shape
 
-        terminal.emit(RunsShape(tuple(run_shape(row) for row in page.runs), page.next))
+        terminal.emit(RunsShape(tuple(run_shape(row, now_us) for row in page.runs), page.next))
     elif not page.runs:
         terminal.note("no runs" + (" match" if query != RunQuery(roots_only=True, limit=query.limit) else " yet"))
     else:
@@ -98,14 +111,16 @@ def _print(terminal: Terminal, page: RunPage, query: RunQuery, now_us: int) -> N
 def _cells(row: RunRow, now_us: int) -> list[str | Text]:
     from rich.text import Text
 
+    from atlas.cli.shape import shown_state
     from atlas.cli.text import STATE_COLORS, ago, clean, duration, money, short
     from atlas.control.trace import cost_usd
 
-    end_us = row.ended_us or (now_us if row.state == "running" else row.updated_us)
+    state = shown_state(row, now_us)
+    end_us = row.ended_us or (now_us if state == "running" else row.updated_us)
     return [
         short(row.run_id),
         clean("  " * row.depth + row.agent),
-        Text(row.state, style=STATE_COLORS.get(row.state, "")),
+        Text(state, style=STATE_COLORS.get(state, "")),
         f"{row.spend.steps:,}",
         money(cost_usd([row.spend])),
         duration(max(0, end_us - row.created_us)) if row.state != "queued" else "-",

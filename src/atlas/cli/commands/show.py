@@ -73,7 +73,8 @@ class Detail(msgspec.Struct, frozen=True):
 def show(terminal: Terminal, run: str, events: bool, request: int | None, follow: bool) -> int:
     """Show one run: input, output, effects, printed text.
 
-    RUN is an id, the beginning of one, or @last for the newest.
+    RUN is an id, the beginning of one, or @last for the newest. The state 'lost' means that the process that had the run
+    is silent and its lease has lapsed; the next driver continues it.
     """
     if request is not None:
         return terminal.run(_show_request(terminal, run, request))
@@ -117,7 +118,7 @@ async def _show(terminal: Terminal, word: str, with_events: bool) -> int:
         row = await host.find_run(word)
         report = await host.report(row.run_id)
         events = await host.ledger.events(row.run_id)
-        detail = await _detail(host.ledger, row, report, events)
+        detail = await _detail(host.ledger, row, report, events, host.clock.now_us())
         effects = effects_of(bodies(events))
         items = await items_of_tree(host, row.run_id) if row.state in PARKED else []
     if terminal.is_json:
@@ -171,7 +172,7 @@ def _is_all(row: RunRow, seen: int) -> bool:
     return seen >= row.head_seq and (row.state in TERMINAL or (row.state in PARKED and not row.owner))
 
 
-async def _detail(ledger: Ledger, row: RunRow, report: RunReport, events: list[Event]) -> Detail:
+async def _detail(ledger: Ledger, row: RunRow, report: RunReport, events: list[Event], now_us: int) -> Detail:
     given = NULL
     unresolved: tuple[str, ...] = ()
     printed: list[PrintedShape] = []
@@ -193,7 +194,7 @@ async def _detail(ledger: Ledger, row: RunRow, report: RunReport, events: list[E
     for effect in effects_of(bodies(events)):
         shapes.append(effect_shape(effect, await unpack(ledger, effect.args), await unpack(ledger, effect.result)))
     return Detail(
-        run=run_shape(row),
+        run=run_shape(row, now_us),
         duration_ms=report.duration_ms,
         input=given,
         output=report.output,
@@ -285,7 +286,7 @@ def _print_effects(terminal: Terminal, effects: list[EffectTrace]) -> None:
         what = f"{effect.name} {short(effect.child_run_id)}" if effect.child_run_id else effect.name
         table.add_row(
             f"  {one_line(what, 60)}",
-            effect.effect_class if effect.kind == "step" else "spawn",
+            effect.effect_class if effect.kind in ("step", "tool") else effect.kind,
             f"#{effect.intended_seq}" if effect.intended_seq else "-",
             f"#{effect.settled_seq}" if effect.settled_seq else "-",
             Text(effect.status, style=STATE_COLORS.get(effect.status, "")),

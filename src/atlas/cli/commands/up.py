@@ -42,7 +42,7 @@ def up(terminal: Terminal, until_idle: bool) -> int:
     """Drive queued runs until you stop it.
 
     Picks up what crashed processes left, then every run that is due, and prints what starts and ends; with --json one
-    object per line. Several may work on one vault. Ctrl-C once parks everything safely, twice stops at once.
+    object per line, and one whose "what" is "idle" or "interrupted" when nothing started or ended. Several may work on one vault. Ctrl-C once parks everything safely, twice stops at once.
     """
     return terminal.run(_up(terminal, until_idle))
 
@@ -51,6 +51,7 @@ async def _up(terminal: Terminal, until_idle: bool) -> int:
     from atlas.cli.drive import Interrupts
     from atlas.cli.failure import DONE, INTERRUPTED
     from atlas.cli.watch import Watch
+    from atlas.control.trace import timestamp
 
     async with terminal.open() as host:
         if not until_idle:
@@ -58,8 +59,12 @@ async def _up(terminal: Terminal, until_idle: bool) -> int:
         interrupts = Interrupts(host, terminal.note)
         before = await host.ledger.head()
         watch = Watch(host.ledger, "", before)
+        printer = Printer(terminal, watch)
         with interrupts.heard():
-            await interrupts.guard(_drive(terminal, host, watch, until_idle))
+            await interrupts.guard(_drive(host, printer, until_idle))
+        if terminal.is_json and not printer.printed:
+            what = "interrupted" if interrupts.presses else "idle"
+            terminal.emit(Change(timestamp(host.clock.now_us()), "", "", what))
     if not interrupts.presses:
         if watch.position == before and not terminal.is_json:
             terminal.note("nothing to do")
@@ -69,36 +74,46 @@ async def _up(terminal: Terminal, until_idle: bool) -> int:
     return INTERRUPTED
 
 
-async def _drive(terminal: Terminal, host: Host, watch: Watch, until_idle: bool) -> None:
+class Printer:
+    """One line when a run starts, parks or ends; everything else is in the record."""
+
+    def __init__(self, terminal: Terminal, watch: Watch) -> None:
+        self.watch = watch
+        self.printed = 0
+        self._terminal = terminal
+
+    def show(self, event: Event, body: Body) -> None:
+        """Prints what the event changed, if it is one of those."""
+        change = _change(self.watch.agents[event.run_id], event, body)
+        if change is None:
+            return
+        self.printed += 1
+        terminal = self._terminal
+        if terminal.is_json:
+            terminal.say(msgspec.json.encode(change).decode())
+            return
+        from atlas.cli.text import local_time, one_line, short
+
+        time = local_time(event.time_us)[-8:]
+        state = terminal.state(change.what) + " " * (9 - len(change.what))
+        tail = f"attempt {change.attempt}" if change.attempt > 1 else change.reason
+        text = f"{change.agent}  {tail}" if tail else change.agent
+        room = terminal.width - 43 if terminal.is_screen else len(text)
+        terminal.say(f"{time}  {state}  {short(event.run_id)}  {one_line(text, room)}")
+
+
+async def _drive(host: Host, printer: Printer, until_idle: bool) -> None:
     async with asyncio.TaskGroup() as group:
-        showing = group.create_task(_show(terminal, watch))
+        showing = group.create_task(_show(printer))
         await host.drive_all(until_idle=until_idle)
         showing.cancel()
-    async for event, body in watch.pending():
-        _print(terminal, watch, event, body)
+    async for event, body in printer.watch.pending():
+        printer.show(event, body)
 
 
-async def _show(terminal: Terminal, watch: Watch) -> None:
-    async for event, body in watch.live():
-        _print(terminal, watch, event, body)
-
-
-def _print(terminal: Terminal, watch: Watch, event: Event, body: Body) -> None:
-    """One line when a run starts, parks or ends; everything else is in the record."""
-    change = _change(watch.agents[event.run_id], event, body)
-    if change is None:
-        return
-    if terminal.is_json:
-        terminal.say(msgspec.json.encode(change).decode())
-        return
-    from atlas.cli.text import local_time, one_line, short
-
-    time = local_time(event.time_us)[-8:]
-    state = terminal.state(change.what) + " " * (9 - len(change.what))
-    tail = f"attempt {change.attempt}" if change.attempt > 1 else change.reason
-    text = f"{change.agent}  {tail}" if tail else change.agent
-    room = terminal.width - 43 if terminal.is_screen else len(text)
-    terminal.say(f"{time}  {state}  {short(event.run_id)}  {one_line(text, room)}")
+async def _show(printer: Printer) -> None:
+    async for event, body in printer.watch.live():
+        printer.show(event, body)
 
 
 def _change(agent: str, event: Event, body: Body) -> Change | None:

@@ -1,0 +1,263 @@
+"""A run told as a list of entries: the user's words, each step of the model, each tool call. What recall reads from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from atlas.control.history import History, bodies, created_of
+from atlas.control.payload import unpack
+from atlas.kernel.context import Session
+from atlas.kernel.decide import Recorded
+from atlas.kernel.digest import Done
+from atlas.kernel.errors import ErrorRecord
+from atlas.kernel.event import NULL, EffectReceived, EffectRefused, Event, Payload, RunCreated, TurnClosed
+from atlas.kernel.excerpt import one_line
+from atlas.kernel.model import Asked, Text, ToolCall
+from atlas.kernel.port import Ledger
+from atlas.kernel.recall import Handle, Provenance
+from atlas.kernel.run import RunQuery
+from atlas.kernel.token import Heard, Sample
+from atlas.kernel.turn import NOTE_TOOL, Note, note_of
+
+RECALL_TOOL: Final = "recall"
+_GLANCE: Final = 240
+_LOOK_BACK: Final = 100
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One thing that was recorded; `label` names who said it, `calls` what the model asked for in this step."""
+
+    handle: Handle
+    provenance: Provenance
+    label: str
+    text: str = ""
+    payload: Payload = NULL
+    calls: tuple[ToolCall, ...] = ()
+    seq: int = 0
+    at: int = 0
+
+
+class Account:
+    """The entries of one run, in the order in which they were recorded."""
+
+    def __init__(self, ledger: Ledger, turn: int, entries: Sequence[Entry], title: str) -> None:
+        self._ledger = ledger
+        self._turn = turn
+        self.entries = tuple(entries)
+        self.title = title
+
+    async def text(self, handle: Handle) -> str | None:
+        """Exactly what was recorded under the handle; None when nothing was."""
+        if handle.step is None:
+            return await self._overview()
+        if handle.step and handle.call is None:
+            return await self._step(handle.step)
+        for entry in self.entries:
+            if entry.handle == handle:
+                return await self.whole(entry)
+        return self._unperformed(handle)
+
+    async def whole(self, entry: Entry) -> str:
+        """The entry's text; the model's words are text already, a tool's result may lie in a blob."""
+        if entry.payload is NULL:
+            return entry.text
+        return result_text(await unpack(self._ledger, entry.payload))
+
+    async def searched(self, entry: Entry) -> str:
+        """The entry's text as search knows it: without what the model asked recall, which would find itself."""
+        calls = [f"{call.name}({call.args})" for call in entry.calls if call.name != RECALL_TOOL]
+        return "\n".join((await self.whole(entry), *calls)).strip()
+
+    def provenance(self, handle: Handle) -> str:
+        """Who is behind what the handle shows."""
+        return next((entry.provenance for entry in self.entries if entry.handle == handle), "recorded")
+
+    def notes(self) -> tuple[Note, ...]:
+        """The notes that the run took, in order."""
+        found = (
+            note_of(call, f"{entry.handle}.{number}")
+            for entry in self.entries
+            for number, call in enumerate(entry.calls, start=1)
+        )
+        return tuple(note for note in found if note is not None)
+
+    async def _step(self, step: int) -> str | None:
+        """What the model said in a step, then each call with what it came to."""
+        said = next((one for one in self.entries if one.handle == Handle(self._turn, step)), None)
+        if said is None:
+            return None
+        parts = [said.text] if said.text else []
+        for number, call in enumerate(said.calls, start=1):
+            handle = Handle(self._turn, step, number)
+            result = next((one for one in self.entries if one.handle == handle), None)
+            parts.append(f"[{handle} {call.name}({call.args})]")
+            if result is not None:
+                parts.append(await self.whole(result))
+        return "\n".join(parts)
+
+    async def _overview(self) -> str:
+        """One line for each entry, with the handle that shows it whole."""
+        lines = [self.title]
+        for entry in self.entries:
+            text = await self.whole(entry)
+            calls = " ".join(f"{call.name}({one_line(call.args, 80)})" for call in entry.calls)
+            size = f" [{len(text.encode())} bytes]" if len(text) > _GLANCE else ""
+            lines.append(f"{entry.handle} {entry.label}: {one_line(f'{text} {calls}', _GLANCE)}{size}")
+        return "\n".join(lines)
+
+    def _unperformed(self, handle: Handle) -> str | None:
+        """A call that was answered without being performed: a note, an unknown tool, arguments that do not fit."""
+        for entry in self.entries:
+            if entry.handle == Handle(handle.turn, handle.step) and handle.call and handle.call <= len(entry.calls):
+                call = entry.calls[handle.call - 1]
+                return f"{call.name}({call.args})"
+        return None
+
+
+async def events_of(ledger: Ledger, run_id: str, after: int = 0) -> list[Event]:
+    """The events of a run after one of them; those of a fork begin with what it continues."""
+    events = await ledger.events(run_id, after=after)
+    return events if after else [*events[:1], *await _continued(ledger, events), *events[1:]]
+
+
+async def _continued(ledger: Ledger, events: list[Event]) -> list[Event]:
+    fork = created_of(events[0]).fork if events and events[0].salt else None
+    if fork is None:
+        return []
+    earlier = await ledger.events(fork.run_id, limit=fork.seq)
+    return [*await _continued(ledger, earlier), *earlier[1:]]
+
+
+async def read(ledger: Ledger, turn: int, events: Iterable[Event]) -> Account:
+    """The account of a run, or of the part of it that `events` are."""
+    entries: list[Entry] = []
+    title = ""
+    for event, body in bodies(events):
+        match body:
+            case RunCreated():
+                text = user_text(await unpack(ledger, body.input))
+                entry = Entry(Handle(turn, 0), "user", "user", text, seq=event.seq, at=event.position)
+                entries.append(entry)
+            case EffectReceived() | EffectRefused():
+                handle = handle_of(body.effect, turn)
+                if handle is not None:
+                    entries.append(await _effect(ledger, handle, body, event))
+            case TurnClosed():
+                title = body.title
+            case _:
+                pass
+    return Account(ledger, turn, entries, title)
+
+
+async def done_of(ledger: Ledger, turn: int, history: History, outcome: str) -> Done:
+    """What happened in a turn, from its record alone."""
+    tools: list[str] = []
+    notes: list[Note] = []
+    samples: list[Sample] = []
+    failed = last = 0
+    answer, is_pieced, was_cut = "", False, False
+    for effect, recorded in history.answers.items():
+        handle = handle_of(effect, turn)
+        if handle is None:
+            continue
+        is_error = isinstance(recorded, EffectRefused) or recorded.error is not None
+        if handle.call is not None:
+            name = effect.rpartition(":")[2]
+            if name not in (RECALL_TOOL, NOTE_TOOL):
+                tools.append(name)
+                failed += is_error or await _says_error(ledger, recorded)
+        elif isinstance(recorded, EffectReceived) and not is_error:
+            heard = msgspec.json.decode(await unpack(ledger, recorded.result), type=Heard)
+            samples.append(heard.sample)
+            text = "".join(part.text for part in heard.reply.parts if isinstance(part, Text))
+            answer, is_pieced, last = (answer + text if was_cut else text), was_cut, handle.step or 0
+            was_cut = heard.reply.stop == "length"
+            calls = [part for part in heard.reply.parts if isinstance(part, ToolCall)]
+            taken = (note_of(call, f"{handle}.{number}") for number, call in enumerate(calls, start=1))
+            notes += [note for note in taken if note is not None]
+    user = user_text(await unpack(ledger, history.state.created.input))
+    return Done(turn, user, answer, last, is_pieced, tuple(tools), failed, tuple(notes), tuple(samples), outcome)
+
+
+async def session_before(ledger: Ledger, session_id: str, turn: int) -> Session:
+    """What earlier turns leave to this one; loads one event, not a history."""
+    before = ""
+    while turn > 1:
+        page = await ledger.runs(RunQuery(session_id=session_id, roots_only=True, before=before, limit=8))
+        # Later turns may wait in the queue already, and they are listed first.
+        earlier = sorted((row for row in page.runs if row.turn < turn), key=lambda row: row.turn, reverse=True)
+        for row in earlier:
+            session = await session_left(ledger, row.run_id, row.head_seq)
+            if session is not None:
+                return session
+        before = page.next
+        if not before or (earlier and earlier[0].turn < turn - _LOOK_BACK):
+            break
+    return Session()
+
+
+async def session_left(ledger: Ledger, run_id: str, last_seq: int) -> Session | None:
+    """What a turn that is over left to the next one; reads its last events only."""
+    for _, body in bodies(await ledger.events(run_id, after=max(0, last_seq - 3))):
+        if isinstance(body, TurnClosed):
+            return msgspec.json.decode(await unpack(ledger, body.session), type=Session)
+    return None
+
+
+async def _says_error(ledger: Ledger, recorded: Recorded) -> bool:
+    """Whether a tool that answered said that it failed."""
+    if not isinstance(recorded, EffectReceived):
+        return True
+    return msgspec.json.decode(await unpack(ledger, recorded.result), type=_Outcome).is_error
+
+
+class _Outcome(msgspec.Struct):
+    is_error: bool = False
+
+
+async def _effect(ledger: Ledger, handle: Handle, body: EffectReceived | EffectRefused, event: Event) -> Entry:
+    is_model = handle.call is None
+    label = "you" if is_model else body.effect.rpartition(":")[2]
+    provenance: Provenance = "claimed" if is_model else "noted" if label == NOTE_TOOL else "observed"
+    if isinstance(body, EffectRefused) or body.error is not None:
+        text = error_text(body.error) if body.error is not None else ""
+        return Entry(handle, provenance, label, text, seq=event.seq, at=event.position)
+    if not is_model:
+        return Entry(handle, provenance, label, "", body.result, seq=event.seq, at=event.position)
+    reply = msgspec.json.decode(await unpack(ledger, body.result), type=Asked).reply
+    words = "".join(part.text for part in reply.parts if isinstance(part, Text))
+    calls = tuple(part for part in reply.parts if isinstance(part, ToolCall))
+    return Entry(handle, provenance, label, words, calls=calls, seq=event.seq, at=event.position)
+
+
+def handle_of(effect: str, turn: int) -> Handle | None:
+    """The handle of an effect of a turn: `model:3` is a step, `tool:3.2:name` a call."""
+    kind, _, rest = effect.partition(":")
+    step, _, call = rest.partition(":")[0].partition(".")
+    if kind == "model" and step.isdigit() and not call:
+        return Handle(turn, int(step))
+    if kind == "tool" and step.isdigit() and call.isdigit():
+        return Handle(turn, int(step), int(call))
+    return None
+
+
+def user_text(raw: msgspec.Raw) -> str:
+    """What the user said, from a run's input."""
+    value = msgspec.json.decode(raw)
+    if isinstance(value, dict) and set(value) == {"text"}:
+        return str(value["text"])
+    return value if isinstance(value, str) else msgspec.json.format(bytes(raw), indent=1).decode()
+
+
+def result_text(raw: msgspec.Raw) -> str:
+    """A tool's recorded result as text."""
+    value = msgspec.json.decode(raw)
+    return str(value["text"]) if isinstance(value, dict) and "text" in value else str(value)
+
+
+def error_text(error: ErrorRecord) -> str:
+    """An error as the model was told it."""
+    return f"{error.message} ({error.hint})" if error.hint else error.message

@@ -1,0 +1,93 @@
+"""Measures requests as they are sent: bytes, tokens, what consecutive ones share, and what a transcript would have been.
+
+Tokens are counted by a rule of its own that knows nothing of how Atlas estimates them, the way a provider does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from atlas.kernel.model import Request
+
+_TOKEN: Final = re.compile(rb" ?[A-Za-z]{1,6}|[0-9]{1,3}|[\x80-\xff]{1,3}|[^\sA-Za-z0-9\x80-\xff]|\s")
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One request."""
+
+    turn: int
+    step: int
+    size: int
+    tokens: int
+    transcript: int
+
+
+class Meter:
+    """Remembers numbers, not requests; of those only the last."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self.shared: list[float] = []
+        self._last = (0, b"")
+        self._said = 0
+
+    def asked(self, turn: int, request: Request) -> int:
+        """Measures a request of a turn; how many tokens it has."""
+        raw = _ENCODER.encode(request)
+        tokens = len(_TOKEN.findall(raw))
+        bare = len(raw) - len(_ENCODER.encode(request.messages))
+        self.seen.append(Seen(turn, request.step, len(raw), tokens, bare + self._said))
+        ordered = _in_cache_order(request)
+        if self._last[0] == turn:
+            before = self._last[1]
+            self.shared.append(shared_prefix(before, ordered) / min(len(before), len(ordered)))
+        self._last = (turn, ordered)
+        return tokens
+
+    def said(self, value: object) -> None:
+        """Something that a transcript would repeat in every later request."""
+        self._said += len(_ENCODER.encode(value)) + 1
+
+    def of(self, first: int, last: int) -> list[Seen]:
+        """The requests of these turns, both included."""
+        return [one for one in self.seen if first <= one.turn <= last]
+
+
+def _in_cache_order(request: Request) -> bytes:
+    """The request in the order in which providers cache it: tools, then the system text, then the messages."""
+    return b"".join(_ENCODER.encode(part) for part in (request.tools, request.system, request.messages))
+
+
+def shared_prefix(one: bytes, other: bytes) -> int:
+    """How many bytes two texts begin with in common."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def slope(points: Iterable[tuple[float, float]]) -> float:
+    """How fast y grows with x, by least squares."""
+    pairs = list(points)
+    mean_x = sum(x for x, _ in pairs) / len(pairs)
+    mean_y = sum(y for _, y in pairs) / len(pairs)
+    spread = sum((x - mean_x) ** 2 for x, _ in pairs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in pairs) / spread if spread else 0.0
+
+
+def per_turn(seen: Iterable[Seen]) -> dict[int, float]:
+    """The median size of the requests of each turn."""
+    sizes: dict[int, list[int]] = {}
+    for one in seen:
+        sizes.setdefault(one.turn, []).append(one.size)
+    return {turn: median(some) for turn, some in sizes.items()}
