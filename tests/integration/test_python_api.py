@@ -125,7 +125,7 @@ def test_importing_atlas_touches_no_file_network_or_environment() -> None:
         """
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {_source()!r})\n{code}"],
+        [sys.executable, "-I", "-B", "-c", f"import sys; sys.path.insert(0, {_source()!r})\n{code}"],
         capture_output=True,
         text=True,
         check=False,

@@ -24,6 +24,7 @@ from atlas.kernel.turn import NOTE_TOOL, Note, note_of
 
 RECALL_TOOL: Final = "recall"
 _GLANCE: Final = 240
+_ANSWER: Final = 800
 _LOOK_BACK: Final = 100
 
 
@@ -100,12 +101,14 @@ class Account:
 
     async def _overview(self) -> str:
         """One line for each entry, with the handle that shows it whole."""
-        lines = [self.title]
+        lines = [self.title] if self.title else []
+        last = max((one.handle.step or 0 for one in self.entries), default=0)
         for entry in self.entries:
             text = await self.whole(entry)
             calls = " ".join(f"{call.name}({one_line(call.args, 80)})" for call in entry.calls)
-            size = f" [{len(text.encode())} bytes]" if len(text) > _GLANCE else ""
-            lines.append(f"{entry.handle} {entry.label}: {one_line(f'{text} {calls}', _GLANCE)}{size}")
+            most = _ANSWER if entry.handle == Handle(self._turn, last) else _GLANCE
+            size = f" [{len(text.encode())} bytes]" if len(text) > most else ""
+            lines.append(f"{entry.handle} {entry.label}: {one_line(f'{text} {calls}', most)}{size}")
         return "\n".join(lines)
 
     def _unperformed(self, handle: Handle) -> str | None:

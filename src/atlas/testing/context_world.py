@@ -132,8 +132,8 @@ class World:
             case "failed":
                 documents[random.randrange(DOCUMENTS)] = f"!{told}"
             case "deep":
-                half = prose(random, self._filler, DEEP_SIZE // 2)
-                documents[random.randrange(DOCUMENTS)] = f"{half}\n{told}\n{half[::-1]}"
+                before, after = (prose(random, self._filler, DEEP_SIZE // 2) for _ in range(2))
+                documents[random.randrange(DOCUMENTS)] = f"{before}\n{told}\n{after}"
         return Happening(random.choice(_OPENINGS).format(key=topic) + user, tuple(documents), reply)
 
     def _told(self, random: Random, fact: Fact, plant: Plant) -> str:
