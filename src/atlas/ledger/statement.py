@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
+from typing import Final
 
 from atlas.kernel.errors import Fault
 
-_MARK = "-- name: "
+_MARK: Final = "-- name: "
+_SQL: Final = Path(__file__).with_name("sql")
 
 
 def load_statements(store: str, file: str = "query.sql") -> dict[str, str]:
@@ -26,7 +28,7 @@ def load_statements(store: str, file: str = "query.sql") -> dict[str, str]:
 
 def load_migrations(store: str) -> list[tuple[int, str]]:
     """The migrations of a store in order, each with its number; the numbers start at 1 and leave no gap."""
-    folder = resources.files("atlas.ledger") / "sql" / store
+    folder = _SQL / store
     names = sorted(entry.name for entry in folder.iterdir() if entry.name[:4].isdigit())
     found = [(int(name[:4]), _read(store, name)) for name in names]
     if [number for number, _ in found] != list(range(1, len(found) + 1)):
@@ -35,4 +37,4 @@ def load_migrations(store: str) -> list[tuple[int, str]]:
 
 
 def _read(store: str, file: str) -> str:
-    return (resources.files("atlas.ledger") / "sql" / store / file).read_text(encoding="utf-8")
+    return (_SQL / store / file).read_text(encoding="utf-8")

@@ -14,7 +14,6 @@ import hashlib
 import os
 import socket
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -241,7 +240,9 @@ def wake_folder(database: Path) -> Path:
     if len(os.fsencode(folder)) + 1 + _SOCKET_NAME_MAX <= _SOCKET_PATH_MAX:
         return folder
     short = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"atlas-{os.getuid()}-{short}"
+    from tempfile import gettempdir  # pulls in archivers; most ledgers need no short path
+
+    return Path(gettempdir()) / f"atlas-{os.getuid()}-{short}"
 
 
 def _bind_in_folder(listener: socket.socket, path: Path) -> None:
