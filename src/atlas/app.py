@@ -570,12 +570,12 @@ def main() -> None:
     """The `atlas` command. Ctrl-C is a clean end at any moment, also while the command is still loading."""
     import sys
 
+    from atlas.cli.interrupt import interrupted
+
     try:
         from atlas.cli import root
 
         code = root.main(prog_name="atlas", standalone_mode=False, obj=Program(os.environ))
     except KeyboardInterrupt:
-        from atlas.cli.interrupt import interrupted
-
         code = interrupted(sys.argv[1:])
     sys.exit(code)

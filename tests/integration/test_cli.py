@@ -342,3 +342,56 @@ def test_the_shell_completes_commands_options_and_agents(atlas: Command) -> None
     assert complete("atlas run su", 2) == ["summarizer"]
     assert "--detach" in complete("atlas run --d", 2)
     assert complete("atlas inbox no", 2) == ["not-done"]
+
+
+def test_an_interrupt_while_the_command_still_loads_is_a_clean_end(
+    atlas: Command, started: Callable[[subprocess.Popen[str]], subprocess.Popen[str]]
+) -> None:
+    # Says when it begins to load a module, and takes as long for it as a very slow disk would.
+    script = (
+        "import sys, time\n"
+        "slow = sys.argv.pop(1)\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == slow:\n"
+        "            print('loading', file=sys.stderr, flush=True)\n"
+        "            time.sleep(3)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "from atlas.app import main\n"
+        "main()\n"
+    )
+    for module in ("click", "atlas.cli.commands.run", "asyncio", "atlas.control.host"):
+        for words in ((), ("--json",)):
+            process = started(
+                subprocess.Popen(
+                    [sys.executable, "-c", script, module, "run", "summarizer", "x", *words],
+                    env=atlas.env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            assert process.stderr is not None
+            assert process.stderr.readline() == "loading\n"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=20)
+            assert process.returncode == 130, (module, err)
+            if words:
+                assert (json.loads(out)["error"]["code"], err.strip()) == ("interrupted", ""), module
+            else:
+                assert (out, err.strip()) == ("", "interrupted"), module
+
+
+def test_a_closed_standard_input_is_named(atlas: Command) -> None:
+    words = ["sh", "-c", 'exec "$0" run summarizer --input - <&-', str(ATLAS)]
+    done = subprocess.run(words, env=atlas.env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "error[stdin_closed]" in done.stderr) == (2, True), done.stderr
+
+
+def test_an_answer_is_exact_in_a_pipe_and_visible_on_a_terminal(atlas: Command) -> None:
+    atlas.add(
+        "painter", 'from atlas import AgentBase\nclass P(AgentBase):\n def execute(self, i, c): return "\\x1b[31mred"\n'
+    )
+    assert atlas("run", "painter").stdout == "\x1b[31mred\n"
+    assert "\\x1b[31mred\r\n" in on_a_terminal(atlas, "run", "painter")

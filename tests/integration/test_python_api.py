@@ -99,6 +99,91 @@ def test_closing_twice_is_fine_and_a_missing_vault_is_a_clear_error(root: Path, 
         Atlas(tmp_path / "nothing-here").run("typed", {"n": 1})
 
 
+class Echo(AgentBase):
+    """Says what it was told."""
+
+    async def execute(self, input: dict[str, Any], context: AgentContext) -> dict[str, Any]:
+        return {"said": input["text"], "step": await context.step("add", lambda: 2, effect="read_only")}
+
+
+def test_an_ephemeral_atlas_runs_code_without_a_vault_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Atlas.ephemeral(agents=[Echo], environ={}) as atlas:
+        assert atlas.run("echo", {"text": "hi"}).unwrap() == {"said": "hi", "step": 2}
+        assert [row.agent for row in atlas.runs().runs] == ["echo"]
+        kinds = [event.kind for event, _ in atlas.stream("echo", {"text": "hi"})]
+        assert (kinds[0], kinds[-1]) == ("run.created", "run.ended")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Misnamed(AgentBase):
+    """Has a contract that is not valid."""
+
+    contract = {"name": "Not A Name", "version": 7}
+
+
+def test_whatever_hinders_the_opening_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        with pytest.raises(Invalid, match="Misnamed is not valid") as caught:
+            Atlas.ephemeral(agents=[Misnamed], environ={}).run("misnamed", {})
+        assert (caught.value.reason, caught.value.exit_code) == ("contract_invalid", 2)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError):
+        Atlas(environ={}).run("echo", {})
+    assert [thread for thread in threading.enumerate() if thread.name == "atlas" and not thread.daemon] == []
+
+
+def test_threads_that_come_at_once_share_one_loop(root: Path) -> None:
+    gate = threading.Barrier(8)
+    outcomes: list[Any] = []
+    loops: set[int | None] = set()
+
+    class Where(AgentBase):
+        """Says which thread drives it."""
+
+        async def execute(self, input: dict[str, Any], context: AgentContext) -> dict[str, Any]:
+            loops.add(threading.get_ident())
+            return {"n": input["n"]}
+
+    atlas = Atlas(root, agents=[Where])
+
+    def work(number: int) -> None:
+        gate.wait()
+        outcomes.append(atlas.run("where", {"n": number}).unwrap()["n"])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    serving = [thread for thread in threading.enumerate() if thread.name == "atlas"]
+    assert sorted(outcomes) == list(range(8))
+    assert (len(loops), len(serving)) == (1, 1)
+    closers = [threading.Thread(target=atlas.close) for _ in range(4)]
+    for thread in closers:
+        thread.start()
+    for thread in closers:
+        thread.join()
+    assert not any(thread.is_alive() for thread in serving)
+
+
+def test_an_atlas_that_is_forgotten_open_warns_and_stops(root: Path) -> None:
+    atlas = Atlas(root, agents=[Echo])
+    atlas.run("echo", {"text": "hi"})
+    [serving] = [thread for thread in threading.enumerate() if thread.name == "atlas"]
+    forgotten = [atlas]
+    del atlas
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        forgotten.clear()
+    serving.join(10)
+    assert not serving.is_alive()
+
+
 def test_importing_atlas_touches_no_file_network_or_environment() -> None:
     code = textwrap.dedent(
         """

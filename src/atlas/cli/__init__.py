@@ -1,5 +1,21 @@
-"""The terminal: commands that parse words, call use cases and print. No rules live here."""
+"""The terminal: commands that parse words, call use cases and print. No rules live here.
 
-from atlas.cli.entry import root
+`root` is loaded when it is used: what says that a command was interrupted must not need it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atlas.cli.entry import root as root
 
 __all__ = ["root"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "root":
+        raise AttributeError(f"module 'atlas.cli' has no attribute {name!r}")
+    from atlas.cli.entry import root
+
+    return root

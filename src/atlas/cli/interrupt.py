@@ -13,11 +13,13 @@ ERROR: Final = '{"error":{"code":"interrupted","message":"interrupted before it 
 
 def interrupted(words: Sequence[str]) -> int:
     """Says so, as an object with --json, and returns the exit code; a further Ctrl-C cannot spoil that."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     stream, text = (sys.stdout, ERROR) if "--json" in words else (sys.stderr, "interrupted\n")
     try:
         stream.write(text)
         stream.flush()
     except OSError:  # nobody reads it any more
         return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
     return INTERRUPTED

@@ -218,8 +218,11 @@ class FakeProgram:
         self.host = FakeHost()
         self.opened: list[str | None] = []
         self.trouble: AtlasError | OSError | None = None
+        self.missing: AtlasError | None = None
 
     def vault_path(self, vault: str | None) -> Path:
+        if self.missing is not None:
+            raise self.missing
         return self.folder
 
     @asynccontextmanager

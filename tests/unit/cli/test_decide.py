@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from typing import Any
 
 import msgspec
@@ -168,3 +170,48 @@ def test_up_prints_what_starts_and_ends(atlas: Any, host: Any) -> None:
 
 def test_up_with_nothing_to_do_says_so(atlas: Any) -> None:
     assert "nothing to do" in atlas("up", "--until-idle").stderr
+    result = atlas("up", "--until-idle", "--json")
+    assert json.loads(result.stdout)["what"] == "idle"
+
+
+class Deaf:
+    """A host whose run is held by another process, which never ends it."""
+
+    def __init__(self, host: Any, owner: str, lease_s: float) -> None:
+        self.host = host
+        until_us = host.clock.now_us() + int(lease_s * 1_000_000)
+        host.add(make_row(RUN, "running", owner=owner, lease_until_us=until_us))
+
+    async def cancel(self, run_id: str, reason: str) -> str:
+        await asyncio.sleep(2.5)
+        return "cancelled"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.host, name)
+
+
+@pytest.mark.parametrize(
+    "owner, named", [("elsewhere|4711|1|x", "process 4711 of another machine"), ("resolve|sig_1", "another process")]
+)
+def test_cancel_says_whom_it_waits_for_and_gives_up(
+    atlas: Any, program: Any, host: Any, owner: str, named: str
+) -> None:
+    program.host = Deaf(host, owner, 60)
+    result = atlas("cancel", RUN, "--wait", "1.2")
+    assert result.exit_code == 5
+    first, error, *_ = result.stderr.splitlines()
+    assert first.startswith(f"waiting for {named} (lease until ")
+    assert error.startswith("error[cancel_pending]")
+    assert named in error
+    program.host = Deaf(host, owner, 60)
+    assert json.loads(atlas("cancel", RUN, "--wait", "1", "--json").stdout)["error"]["code"] == "cancel_pending"
+
+
+def test_cancel_goes_on_waiting_when_nobody_else_has_the_run(atlas: Any, program: Any, host: Any) -> None:
+    from atlas.engine.process import process_of
+
+    me = process_of(os.getpid())
+    program.host = Deaf(host, f"{me.host}|{me.pid}|{me.started_us}|x", 60)
+    result = atlas("cancel", RUN, "--wait", "1")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "cancelled" in result.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,6 +112,7 @@ def test_a_usage_error_names_the_help_and_is_json_on_request(atlas: Any) -> None
         (Conflict("other input"), 2),
         (LimitRefused("too deep"), 3),
         (Unavailable("later"), 5),
+        (Unavailable("hardware placement", code="not_available_yet"), 3),
         (ExceptionGroup("tasks", [ValueError("x"), LimitRefused("too deep")]), 3),
     ],
 )
@@ -177,6 +179,33 @@ def test_ctrl_c_ends_with_130_and_no_traceback(atlas: Any, host: Any) -> None:
     assert "Traceback" not in result.output
 
 
+def test_ctrl_c_with_json_is_one_object(atlas: Any, host: Any) -> None:
+    host.error = KeyboardInterrupt()
+    result = atlas("run", "x", "--json")
+    assert result.exit_code == 130
+    error = json.loads(result.stdout)["error"]
+    assert (error["code"], set(error)) == ("interrupted", {"code", "message", "hint", "where"})
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_before_the_work_has_begun_leaves_no_warning() -> None:
+    # The import of asyncio is the first thing that takes time after the work was made.
+    script = (
+        "import sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'asyncio': raise KeyboardInterrupt\n"
+        "from atlas.cli.terminal import Terminal\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "async def work(): pass\n"
+        "class Program: environ = {}\n"
+        "try: Terminal(Program(), None, False).run(work())\n"
+        "except KeyboardInterrupt: print('pressed')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    assert (done.stdout, done.stderr) == ("pressed\n", "")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_are_for_the_shell(atlas: Any, shell: str) -> None:
     script = atlas("completion", shell).stdout
@@ -192,6 +221,18 @@ def test_completion_takes_the_shell_in_use_or_asks(atlas: Any, program: Any) -> 
 
 def test_the_version_is_printed(atlas: Any) -> None:
     assert atlas("--version").stdout.startswith("atlas 0.")
+
+
+@pytest.mark.parametrize("words", [("--json", "--version"), ("--version", "--json")])
+def test_the_version_is_an_object_with_json(atlas: Any, words: tuple[str, ...]) -> None:
+    assert json.loads(atlas(*words).stdout)["version"].startswith("0.")
+
+
+@pytest.mark.parametrize("words", [("--json", "--help"), ("run", "--help", "--json"), ("--json", "run", "-h")])
+def test_help_is_an_object_with_json(atlas: Any, words: tuple[str, ...]) -> None:
+    told = json.loads(atlas(*words).stdout)
+    assert told["help"].startswith("Usage: ")
+    assert told["command"].endswith("run" if "run" in words else "atlas")
 
 
 def test_a_pipe_that_breaks_inside_is_not_taken_for_a_reader_that_left(atlas: Any, host: Any) -> None:

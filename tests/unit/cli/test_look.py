@@ -72,6 +72,24 @@ def test_runs_as_json_have_public_names_and_the_cursor(atlas: Any, host: Any) ->
     assert not any(key.endswith("_us") or "hash" in key for key in run)
 
 
+@pytest.mark.parametrize("state", ["running", "waiting"])
+def test_a_run_whose_lease_has_lapsed_is_shown_as_lost(atlas: Any, host: Any, state: Any) -> None:
+    fill(host)
+    now_us = host.clock.now_us()
+    for owner, until_us, shown in (("me", now_us, "lost"), ("me", now_us + 1, state), ("", now_us, state)):
+        host.add(make_row(RUN, state, owner=owner, lease_until_us=until_us))
+        assert shown in atlas("runs").stdout.split()
+        assert json.loads(atlas("runs", "--json").stdout)["runs"][0]["state"] == shown
+        assert shown in atlas("show", RUN).stdout.split()
+        assert json.loads(atlas("show", RUN, "--json").stdout)["run"]["state"] == shown
+
+
+@pytest.mark.parametrize("option", ["--agent", "--session", "--before"])
+def test_an_empty_filter_is_refused(atlas: Any, host: Any, option: str) -> None:
+    assert atlas("runs", option, "").exit_code == 2
+    assert host.asked == []
+
+
 def test_filters_reach_the_query_and_the_next_page_keeps_them(atlas: Any, host: Any) -> None:
     fill(host)
     host.next_page = "run_cursor"

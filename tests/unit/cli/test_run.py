@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from atlas.control.report import InboxEntry
-from atlas.kernel.errors import ErrorRecord
+from atlas.kernel.errors import ErrorRecord, NotFound
 from atlas.kernel.event import AttemptStarted, EffectAsked, Logged, OutputCaptured, Payload, RunEnded
 from atlas.kernel.run import RunState
 from unit.cli.fake_host import make_events, make_row
@@ -59,13 +59,55 @@ def test_options_reach_the_use_case(atlas: Any, host: Any) -> None:
 
 @pytest.mark.parametrize(
     "value, where",
-    [('{"a": 1,}', "--input:1:9"), ("", "--input:1:1"), ('{"a":\n  NaN}', "--input:2:3"), ('"\\ud800"', "--input")],
+    [('{"a": 1,}', "--input:1:9"), ("", "--input:1:1"), ('{"a":\n  NaN}', "--input:2:3"), ('"\\ud800"', "--input:1:2")],
 )
 def test_input_that_is_not_json_is_refused_with_its_place(atlas: Any, host: Any, value: str, where: str) -> None:
     result = atlas("run", "writer", "--input", value)
     assert result.exit_code == 2
     assert result.stderr.startswith("error[not_json]: the value of --input is not JSON")
     assert f"  at {where}" in result.stderr
+    assert host.asked == []
+
+
+@pytest.mark.parametrize(
+    "stdin, code, message",
+    [
+        (b'{"a": "\\ud83d\\ude00 \\udc00"}', "not_json", "\\udc00 is half of a character"),
+        (b'{"a": "\xff"}', "not_utf8", "byte 0xff cannot stand there\n  at standard input:1:8"),
+        (b"\xef\xbb\xbf{}", "not_utf8", "begins with a byte order mark of UTF-8"),
+        (b"\xff\xfe{\x00}\x00", "not_utf8", "begins with a byte order mark of UTF-16"),
+        (b" " * (16 * 1024 * 1024 + 1), "value_too_large", "larger than 16 MiB"),
+    ],
+)
+def test_text_that_is_not_what_it_should_be_is_named(
+    atlas: Any, host: Any, stdin: bytes, code: str, message: str
+) -> None:
+    result = atlas("run", "writer", "--input", "-", stdin=stdin)
+    assert result.exit_code == 2
+    assert f"error[{code}]" in result.stderr
+    assert message in result.stderr
+    assert host.asked == []
+
+
+def test_an_escaped_backslash_before_a_surrogate_is_no_surrogate(atlas: Any, host: Any) -> None:
+    atlas("run", "writer", "--input", '{"a": "\\\\ud800"}')
+    assert submitted(host)[0] == {"a": "\\ud800"}
+
+
+def test_an_endless_file_is_not_read_to_its_end(atlas: Any) -> None:
+    assert "error[value_too_large]" in atlas("run", "writer", "--input", "@/dev/zero").stderr
+
+
+def test_the_vault_is_looked_for_before_the_input_is_read(atlas: Any, program: Any) -> None:
+    program.missing = NotFound("there is no vault here", code="vault_not_found")
+    for words in (("run", "writer", "--input", "@/nowhere"), ("inbox", "done", "1", "--result", "@/nowhere")):
+        assert "error[vault_not_found]" in atlas(*words).stderr
+
+
+@pytest.mark.parametrize("option", ["--key", "--session"])
+def test_an_empty_key_or_session_is_refused(atlas: Any, host: Any, option: str) -> None:
+    result = atlas("run", "writer", option, "")
+    assert (result.exit_code, "It is empty" in result.stderr) == (2, True)
     assert host.asked == []
 
 
@@ -211,6 +253,45 @@ def test_what_happens_meanwhile_goes_to_standard_error(atlas: Any, host: Any) ->
         "| rest\\x1b[2J",
     ]
     assert lines[6].startswith("[searcher] answer it from another terminal: atlas approve ")
+
+
+def crowd_of(host: Any, number: int) -> None:
+    """Events of a run that spawned `number` others, each of which starts and ends; every tenth fails."""
+    position = 0
+    for index in range(number):
+        child = f"run_child_{index:04}"
+        host.add(make_row(child, parent_run_id=RUN, root_run_id=RUN, agent="searcher"))
+        ended = RunEnded("failed" if index % 10 == 9 else "succeeded")
+        for event in make_events(child, AttemptStarted(1, "me"), ended):
+            position += 1
+            host.ledger.late.append(msgspec.structs.replace(event, position=position))
+
+
+def test_many_spawned_runs_are_counted_after_the_first_few(atlas: Any, host: Any) -> None:
+    crowd_of(host, 100)
+    lines = [line.strip() for line in atlas("run", "writer").stderr.splitlines()]
+    assert sum("started as" in line for line in lines) == 10
+    assert lines[-2] == "and 90 more spawned runs, 9 failed, 81 succeeded"
+    assert len(lines) < 30
+
+
+def test_quiet_leaves_only_the_result_and_what_went_wrong(atlas: Any, host: Any) -> None:
+    crowd_of(host, 3)
+    host.ledger.late += make_events(RUN, OutputCaptured("stdout", "noise\n"))
+    result = atlas("run", "writer", "--quiet")
+    assert (json.loads(result.stdout), result.stderr) == ({"words": 3}, "")
+    host.add(make_row(RUN, "queued"), state="failed", error=ErrorRecord("step_failed", "ValueError: no"))
+    result = atlas("run", "writer", "-q")
+    assert "error[step_failed]: ValueError: no" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("failed")
+
+
+@pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}])
+def test_a_pipe_gets_every_character_of_an_answer(atlas: Any, program: Any, host: Any, environ: dict[str, str]) -> None:
+    text = "a \x1b[31mred\x1b[0m word\r\n\x07"
+    program.environ = environ
+    host.add(make_row(RUN, "queued"), text, state="succeeded")
+    assert atlas("run", "writer").stdout_bytes == text.encode() + b"\n"
 
 
 def test_a_run_that_has_ended_already_is_not_driven_again(atlas: Any, host: Any) -> None:

@@ -40,7 +40,7 @@ class Cancellation(msgspec.Struct, frozen=True):
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(0, 86_400),
+    type=click.FloatRange(PATIENCE_S, 86_400),
     metavar="S",
     help="Seconds to wait for another process that has the run. [default: a lease and the grace period]",
 )
@@ -64,7 +64,8 @@ async def _cancel(terminal: Terminal, word: str, reason: str, wait_s: float | No
         if row.state in TERMINAL and row.state != "cancelled":
             raise Conflict(f"run {row.run_id} has ended: {row.state}", code="run_ended")
         if wait_s is None:
-            wait_s = host.config.execution.lease_s + host.config.execution.cancel_grace_s
+            execution = host.config.execution
+            wait_s = execution.lease_s + execution.cancel_grace_s  # a lease lasts a second at least
         state = await _wait(terminal, host, row.run_id, reason, wait_s)
     if terminal.is_json:
         terminal.emit(Cancellation(row.run_id, state))
@@ -81,10 +82,10 @@ async def _wait(terminal: Terminal, host: Host, run_id: str, reason: str, wait_s
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(host.cancel(run_id, reason))
-        await asyncio.wait({task}, timeout=min(PATIENCE_S, wait_s))
+        await asyncio.wait({task}, timeout=PATIENCE_S)
         if not task.done() and (holder := await _other_holder(host, run_id)):
             terminal.note(f"waiting for {holder}")
-        await asyncio.wait({task}, timeout=max(0.0, wait_s - PATIENCE_S))
+        await asyncio.wait({task}, timeout=wait_s - PATIENCE_S)
         while not task.done():
             # A run that nobody else has is in this process's hands, and ends within its own grace period.
             if holder := await _other_holder(host, run_id):
