@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ class Play(AgentBase):
                     done.append(await context.step("hold", hold, str(file), rest))
                 case "ask":  # a step that needs a person
                     done.append(await context.step("ask", mark, str(file), rest, effect="external_side_effect"))
+                case "both":  # two steps at the same time that must not happen twice
+                    async with asyncio.TaskGroup() as group:
+                        steps = [group.create_task(context.step("hold", hold, str(file), rest + n)) for n in "12"]
+                    done.extend(step.result() for step in steps)
+                case "note":  # a mark each time the code comes by, in no step
+                    mark(file, rest)
                 case "wait":  # code that waits for `go`, in no step
                     await go(file)
                 case "sleep":
@@ -190,3 +197,15 @@ def until(is_so: Callable[[], bool], process: subprocess.Popen[str] | None = Non
         assert process is None or process.poll() is None, f"the process ended with {process.returncode}"
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+def is_locked(vault: Path) -> bool:
+    """Whether a process holds SQLite's only write lock: one that stopped inside a commit keeps it until it wakes."""
+    connection = sqlite3.connect(vault / ".atlas" / "ledger.db", timeout=0.5, isolation_level=None)
+    with closing(connection):
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        connection.execute("ROLLBACK")
+        return False

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from e2e.stage import PATIENCE_S, Stage, until
+from e2e.stage import PATIENCE_S, Stage, is_locked, until
 
 KEY = ("--key", "k", "--json")
 FIRST_PRESS = "finishing the record"
@@ -143,6 +145,35 @@ def test_leave_to_perform_an_effect_is_good_for_one_try(stage: Stage) -> None:
     assert stage.atlas("inbox", "done", only_item(stage)["item"], "--result", '"a"', "--run", "--json")[0] == 0
     assert stage.marks == ["a", "a"]
     assert stage.atlas("replay", "@last", "--json")[1]["identical"]
+
+
+def test_a_parent_rests_again_when_its_child_does(tmp_path: Path) -> None:
+    for attempt in range(5):
+        if rest_again(Stage(tmp_path / str(attempt), lease_s=20)):
+            return
+    pytest.fail("the driver stopped inside a commit each time")
+
+
+def rest_again(stage: Stage) -> bool:
+    """The child takes one of two answers and parks for the other just after its parent asked how it is."""
+    words = (*stage.words("note:here", "kids", kids=({"do": ["both:a"]},)), *KEY)
+    stage.kill_in(*words, when=lambda: sorted(stage.marks) == ["a1", "a2", "here"])
+    assert stage.atlas("up", "--until-idle")[0] == 0
+    assert stage.states() == ["waiting", "in_doubt"]
+    first, _second = stage.atlas("inbox", "--json")[1]["items"]
+    assert stage.atlas("inbox", "done", first["item"], "--json")[0] == 0
+    before = stage.marks.count("here")
+    with stage.started("up", fault="park.before:1:stop") as driver:
+        until(lambda: psutil.Process(driver.pid).status() == psutil.STATUS_STOPPED, driver)
+        if is_locked(stage.vault):
+            return False
+        with stage.started(*words) as process:
+            until(lambda: stage.marks.count("here") > before, process)
+            time.sleep(0.5)  # the question follows the mark at once and leaves no trace
+            driver.send_signal(signal.SIGCONT)
+            assert process.wait(PATIENCE_S) == 4
+    assert stage.states() == ["waiting", "in_doubt"]
+    return True
 
 
 def test_abandoning_an_effect_in_doubt_fails_the_run(stage: Stage) -> None:

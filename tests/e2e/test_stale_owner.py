@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -27,7 +26,7 @@ from atlas.testing.chaos_desk import Desk
 from atlas.testing.chaos_driver import DriverProcess
 from atlas.testing.chaos_site import Site
 from atlas.testing.fault import POINTS
-from e2e.stage import Stage, until
+from e2e.stage import Stage, is_locked, until
 
 ORDER = Order(1, ("again", "parts", "probed", "asked", "once"), (Order(100, ("once",)),))
 AFTERWARDS = Order(2, ("once",))
@@ -121,7 +120,7 @@ class Sleeper:
             await self._until("the first driver", lambda: self._is_stopped_or_done(old, run_id))
             if not self._is_stopped(old):
                 return False
-            if is_locked(self._site):
+            if is_locked(self._site.vault):
                 return None
             events = await self._wake_early(old, run_id) if self._is_early else await self._wake_late(old, run_id)
             # The driver that was stale is none the worse for it: it alone is left to do this.
@@ -209,15 +208,3 @@ class Sleeper:
         assert findings.complaints == [], self._boundary
         assert findings.completed == 3
         assert (await self._desk.verify()).ok
-
-
-def is_locked(site: Site) -> bool:
-    """Whether a process holds SQLite's only write lock: one that stopped inside a commit keeps it until it wakes."""
-    connection = sqlite3.connect(site.vault / ".atlas" / "ledger.db", timeout=0.5, isolation_level=None)
-    with closing(connection):
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
-            return True
-        connection.execute("ROLLBACK")
-        return False

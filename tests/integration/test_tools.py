@@ -214,7 +214,32 @@ def test_calls_that_must_not_be_repeated_never_share_a_process(folder: Write) ->
     run(body, alone=4)
 
 
-def test_files_may_import_each_other_and_shadow_nothing(folder: Write) -> None:
+def test_no_call_joins_one_that_must_not_be_repeated(folder: Write, tmp_path: Path) -> None:
+    here = folder(
+        f"""
+        @tool(effect="external_side_effect")
+        async def pay():
+            open({str(tmp_path / "began")!r}, "w").close()
+            await asyncio.sleep(1)
+            return os.getpid()
+        @tool(effect="read_only")
+        def look():
+            return os.getpid()
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        async with asyncio.TaskGroup() as group:
+            paying = group.create_task(call(host, here, "pay"))
+            await appears(tmp_path / "began")
+            looking = await call(host, here, "look")
+            assert not paying.done()
+        assert looking.text != paying.result().text
+
+    run(body)
+
+
+def test_files_may_import_each_other_and_shadow_nothing(folder: Write, tmp_path: Path) -> None:
     head = "from atlas.tools.tool import tool\n"
     here = folder(
         _shared="VALUE = 42\n",
@@ -228,7 +253,9 @@ def test_files_may_import_each_other_and_shadow_nothing(folder: Write) -> None:
         assert (await call(host, here, "b")).text == "0"
         assert not list(Path(here).rglob("__pycache__"))
 
-    run(body)
+    (tmp_path / "other" / "tools").mkdir(parents=True)
+    (tmp_path / "other" / "tools" / "__init__.py").write_text("raise RuntimeError('the wrong package')\n")
+    run(body, environ={**os.environ, "PYTHONPATH": str(tmp_path / "other")})
 
 
 def test_output_is_appended_to_the_call_that_printed_it(folder: Write) -> None:
@@ -242,9 +269,10 @@ def test_output_is_appended_to_the_call_that_printed_it(folder: Write) -> None:
             print(who, "to stderr", file=sys.stderr)
             return "done"
         @tool(effect="read_only")
-        async def program():
+        def program(seconds: float = 0):
             subprocess.run(["echo", "from a program"], check=True)
             print("from python")
+            time.sleep(seconds)
             return "done"
         @tool(effect="read_only")
         def flood():
@@ -262,6 +290,8 @@ def test_output_is_appended_to_the_call_that_printed_it(folder: Write) -> None:
         alone = (await call(host, here, "program")).text
         assert "from a program" in alone
         assert "from python" in alone
+        other, _ = await together(call(host, here, "chatty", who="carl"), call(host, here, "program", seconds=0.5))
+        assert "program" not in other.text
         flooded = await call(host, here, "flood")
         assert len(flooded.text) < 200_000
         assert "more characters]" in flooded.text
@@ -475,7 +505,7 @@ def test_cancelled_coroutine_is_cancelled_in_its_process(folder: Write, tmp_path
             await appears(tmp_path / "began")
             task.cancel()
         assert task.cancelled()
-        await appears(tmp_path / "cancelled")
+        assert (tmp_path / "cancelled").exists()
         assert (await call(host, here, "pid")).text == before.text
 
     run(body)
@@ -500,7 +530,7 @@ def test_cancelled_function_in_a_thread_is_killed_after_the_grace_period(folder:
             process = process_of(int((tmp_path / "pid").read_text()))
             task.cancel()
         assert task.cancelled()
-        assert await gone(process)
+        assert not is_alive(process)
 
     run(body)
 
@@ -527,6 +557,44 @@ def test_idle_process_ends_and_draining_ends_the_rest(folder: Write) -> None:
         assert hanging.result().in_doubt
 
     run(body, idle_s=0.2)
+
+
+def test_draining_starts_nothing_again(folder: Write, tmp_path: Path) -> None:
+    here = folder(
+        f"""
+        open({str(tmp_path / "starts")!r}, "a").write("x")
+
+        @tool(effect="read_only")
+        def look():
+            open({str(tmp_path / "began")!r}, "w").close()
+            time.sleep(60)
+        @tool
+        def act():
+            time.sleep(60)
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(call(host, here, "look"))
+            acting = [group.create_task(outcome_or_refusal(host, here, "act")) for _ in range(3)]
+            await appears(tmp_path / "began")
+            await asyncio.sleep(0.5)
+            await host.drain()
+        assert looking.result().is_error
+        assert sorted(str(one.result()) for one in acting) == ["doubt", "refused", "refused"]
+        starts = (tmp_path / "starts").read_text()
+        await asyncio.sleep(0.3)
+        assert (tmp_path / "starts").read_text() == starts == "xx"
+
+    run(body, alone=1)
+
+
+async def outcome_or_refusal(host: WorkerToolHost, here: str, name: str) -> str:
+    try:
+        return "doubt" if (await call(host, here, name)).in_doubt else "done"
+    except Unavailable:
+        return "refused"
 
 
 def test_process_that_dies_while_idle_is_replaced(folder: Write) -> None:

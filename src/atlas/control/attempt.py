@@ -592,7 +592,7 @@ _PARKED_AS: dict[str, RunState] = {
     "interrupted": "queued",
 }
 # After these nothing needs to arrive before the next decision.
-_SILENT = (Ask, Doubt, Retry, StartCode)
+_SILENT = (Ask, Doubt, Rejoin, Retry, StartCode)
 
 
 def _failed(done: asyncio.Future[Appended]) -> bool:

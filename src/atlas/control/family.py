@@ -168,7 +168,8 @@ class Family:
         if not above:
             return ()
         encoded = msgspec.json.encode(ChildParkedBody(state.created.parent_effect))
-        signal_id = f"parked:{state.run_id}:{state.attempt}"
+        # One for each time it is held: a run that parks again without executing has the same attempt as before.
+        signal_id = f"parked:{state.run_id}:{self._record.lease.generation}"
         return (NewSignal(signal_id, above, "child_parked", state.principal, encoded),)
 
     def _mark_parked(self, effect: str) -> None:

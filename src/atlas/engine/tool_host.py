@@ -35,6 +35,7 @@ from atlas.kernel.errors import ErrorRecord, Invalid, NotFound, Unavailable
 from atlas.kernel.tool import ToolDefinition, ToolFinding, ToolOutcome
 
 _ASK_TIMEOUT_S: Final = 5.0
+_DRAINED: Final = ErrorRecord("tools_drained", "the tool's process was ended because Atlas is stopping")
 
 
 class WorkerToolHost:
@@ -99,7 +100,7 @@ class WorkerToolHost:
             return CallTool(number, name, msgspec.Raw(args), effect_key)
 
         ending = await self._ask(folder, order, definition.timeout_s, is_alone=not definition.is_repeatable)
-        if isinstance(ending, Lost) and definition.is_repeatable:
+        if isinstance(ending, Lost) and ending.error is not _DRAINED and definition.is_repeatable:
             ending = await self._ask(folder, order, definition.timeout_s, is_alone=True)
         return _outcome(definition, ending, (time.perf_counter_ns() - began) // 1000)
 
@@ -123,7 +124,9 @@ class WorkerToolHost:
         folders, self._folders = self._folders, {}
         async with asyncio.TaskGroup() as group:
             for folder in folders.values():
+                folder.is_closed = True  # whoever still waits for a place in it starts nothing
                 for process in folder.processes:
+                    process.condemn(_DRAINED)
                     group.create_task(process.kill())
 
     # Which process
@@ -175,6 +178,8 @@ class WorkerToolHost:
         return process
 
     def _launch(self, here: _Folder) -> ToolProcess:
+        if here.is_closed:
+            raise Unavailable(_DRAINED.message, code=_DRAINED.code)
         try:
             launched = launch(here.path, self._python, self._environ)
         except OSError as error:
@@ -214,6 +219,7 @@ class _Folder:
 
     def __init__(self, path: str, alone: int) -> None:
         self.path = path
+        self.is_closed = False
         self.definitions: dict[str, ToolDefinition] | None = None
         self.processes: list[ToolProcess] = []
         self.starting = asyncio.Lock()

@@ -31,7 +31,7 @@ class InlineToolHost:
         return await resources_of(self._tool(folder, name), args)
 
     async def call(self, folder: str, name: str, args: bytes, effect_key: str) -> ToolOutcome:
-        """Performs the call; a coroutine that is late is cancelled, a thread is left to itself."""
+        """Performs the call; a coroutine that is late or cancelled is cancelled, a thread is left to itself."""
         tool = self._tool(folder, name)
         definition = tool.definition
         began = time.perf_counter_ns()

@@ -84,7 +84,7 @@ class ToolProcess:
         return not self._calls
 
     async def ask(self, order: Callable[[int], ToTools], timeout_s: float) -> Ending | Late:
-        """How the call that `order` makes ends. Cancelling it stops the call within the grace period."""
+        """How the call that `order` makes ends. Cancelling it stops the call, and returns when it has stopped."""
         self._last_id += 1
         number = self._last_id
         ending: asyncio.Future[Ending] = self._loop.create_future()
@@ -102,6 +102,8 @@ class ToolProcess:
             return Late(ending.result())
         except asyncio.CancelledError:
             self._stop(number, "a call was cancelled and did not stop")
+            # Whoever cancels it may rely on nothing of the call running after this; the grace period is the limit.
+            await asyncio.wait({ending})
             raise
 
     def condemn(self, verdict: ErrorRecord) -> None:

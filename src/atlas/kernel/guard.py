@@ -162,11 +162,12 @@ def after(state: GuardState, report: Report) -> GuardState:
     if call.tool == "wait" and not is_error:
         return _waited(state, call)
     bare = without_echo(text, call.args)
-    marks, bare_marks = line_marks(text), line_marks(bare)
+    marks = line_marks(text)
+    bare_marks = marks if bare == text else line_marks(bare)
     # A call that is made again, or fails, brings nothing new by quoting its arguments in another spelling.
     telling = bare_marks if is_error or name in state.calls else marks
-    progress = _progress(state, call, name, is_error, is_new=not telling <= (state.new_lines | state.old_lines))
-    tried = Tried(mark(bare), 1, is_error, 0, state.waits, text[:HEAD], len(text), report.handle)
+    progress = _progress(state, call, name, is_error, is_new=bool(telling - state.new_lines - state.old_lines))
+    tried = Tried(mark(bare.casefold()), 1, is_error, 0, state.waits, text[:HEAD], len(text), report.handle)
     return _remembered(_counted(state, call, progress, is_error), name, tried, marks | bare_marks)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import zlib
 from typing import Any, Final
 
 import msgspec
@@ -35,19 +36,22 @@ def arguments_of(args: str) -> Any:
 
 
 def line_marks(text: str) -> frozenset[int]:
-    """A number for each different line of a result; of very many lines, for some and for the whole."""
+    """A number for each different line of a result, case and spaces apart; of very many lines, for some and the whole."""
     shown = text if len(text) <= _LONG else f"{text[: _LONG // 2]}\n{text[-_LONG // 2 :]}"
-    lines = {line for line in (_SPACE.sub(" ", line).strip() for line in shown.splitlines()) if line}
-    marks = sorted(_number(line) for line in lines)
-    is_whole = shown is text and 0 < len(marks) <= LINES
-    return frozenset(marks) if is_whole else frozenset((*marks[:LINES], _number(text)))
+    lines = {line for line in (" ".join(line.split()) for line in shown.casefold().splitlines()) if line}
+    marks = {_number(line) for line in lines}
+    if shown is text and 0 < len(marks) <= LINES:
+        return frozenset(marks)
+    return frozenset((*sorted(marks)[:LINES], _number(text)))
 
 
 def without_echo(text: str, args: str) -> str:
-    """A result without the arguments it quotes and without case: alike for two spellings of one call."""
-    for value in sorted(_leaves(arguments_of(args)), key=lambda leaf: (-len(leaf), leaf))[:_ECHOES]:
-        text = text.replace(value, "~")
-    return text.casefold()
+    """A result without the arguments it quotes: alike for two spellings of one call."""
+    if len(text) <= _LONG:
+        for value in sorted(_leaves(arguments_of(args)), key=lambda leaf: (-len(leaf), leaf))[:_ECHOES]:
+            if value in text:
+                text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "~", text)
+    return text
 
 
 def mark(text: str) -> str:
@@ -56,8 +60,8 @@ def mark(text: str) -> str:
 
 
 def _number(text: str) -> int:
-    # 48 bits: two lines of one turn share a number about never, and every JSON reader keeps it exact.
-    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).digest(), "big")
+    # Quick rather than strong: for a result to pass as known by accident, every line of it would have to collide.
+    return zlib.crc32(text.encode(errors="surrogatepass"))
 
 
 def _plain(value: Any) -> Any:

@@ -248,7 +248,7 @@ class ToolHost(Protocol):
     async def call(self, folder: str, name: str, args: bytes, effect_key: str) -> ToolOutcome:
         """Performs the call once, or again with the same key when it may be repeated and its process was lost.
 
-        Cancelling it stops the call: nothing of it runs once the grace period is over.
+        Cancelling it stops the call, and is over when nothing of it runs any more.
         """
         ...
 

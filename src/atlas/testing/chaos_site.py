@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
+from atlas.kernel.event import Body
 from atlas.kernel.port import Clock, Ledger
 from atlas.ledger.sqlite import SqliteLedger
 
@@ -79,6 +80,11 @@ class Site(msgspec.Struct, frozen=True):
         """What the world outside has seen so far, in order."""
         data = (self.outside / "effects.jsonl").read_bytes()
         return msgspec.json.Decoder(Line).decode_lines(data)
+
+    def keep(self, record: Mapping[str, Sequence[Body]]) -> None:
+        """Writes down what every run recorded, for whoever looks into it when the ledger is gone."""
+        told = {run_id: [{type(body).__name__: body} for body in bodies] for run_id, bodies in record.items()}
+        (self.root / "record.json").write_bytes(msgspec.json.encode(told))
 
     def order(self, name: str) -> None:
         """Orders one effect to die."""

@@ -75,18 +75,20 @@ class Storm:
             await self._calm()
             record = await self._desk.record()
             verified = await self._desk.verify()
-        lines = self._site.lines()
-        findings = judge(record, lines, self._roots)
+        findings = judge(record, self._site.lines(), self._roots)
         if left := await self._left_behind():
             self._complaints.append(f"processes were left behind: {left}")
         broken = [f"verify: {finding.message}" for finding in verified.findings]
+        complaints = (*self._complaints, *findings.complaints, *broken)
+        if complaints:
+            self._site.keep(record)
         return Outcome(
             hits=self._all_hits(),
             runs=len(record),
             findings=findings,
             is_chain_ok=verified.ok,
             seconds=time.monotonic() - began,
-            complaints=(*self._complaints, *findings.complaints, *broken),
+            complaints=complaints,
         )
 
     # Strikes

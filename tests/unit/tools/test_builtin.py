@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from atlas.kernel.batch import claim, conflicts
@@ -57,6 +57,7 @@ def test_file_is_read_in_pieces_that_say_how_to_go_on(agent: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 9_000), min_size=1, max_size=12))
+@example([9_000] * 12)
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_part_of_every_file_can_be_reached_in_bounded_pieces(agent: Path, lengths: list[int]) -> None:
     text = "".join("abcdefghij"[n % 10] * length + "\n" for n, length in enumerate(lengths))
