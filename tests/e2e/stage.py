@@ -148,6 +148,11 @@ class Stage:
         """What the last started command has printed."""
         return (self.file.parent / "terminal.log").read_text()
 
+    def receipts(self) -> int:
+        """How many effects have a durable receipt."""
+        with closing(sqlite3.connect(self.vault / ".atlas" / "ledger.db", timeout=10)) as database:
+            return int(database.execute("SELECT count(*) FROM event WHERE kind = 'effect.received'").fetchone()[0])
+
     def kill_in(self, *words: str, when: Callable[[], bool]) -> None:
         """Starts a command and kills it with SIGKILL as soon as `when` holds."""
         with self.started(*words) as process:

@@ -226,7 +226,7 @@ def test_cancelling_ends_a_run_and_its_children(stage: Stage, where: str) -> Non
     words = stage.words("kids", "mark:never", kids=kids)
     match where:
         case "left by a dead process":
-            stage.kill_in(*words, when=lambda: stage.marks == ["a", "a"])
+            stage.kill_in(*words, when=lambda: stage.marks == ["a", "a"] and stage.receipts() == 2)
             assert cancel(stage) == (0, "cancelled")
         case "waiting":
             assert stage.atlas(*words, "--json")[0] == 4
