@@ -68,6 +68,7 @@ async def open_host(
     from atlas.vault.folder import FolderVault
 
     clock = clock or SystemClock()
+    root = _absolute(root)
     vault = FolderVault(root)
     config = vault.config()
     ledger = build_ledger(root, config, environ, clock)
@@ -178,6 +179,11 @@ async def _host_over(
             prompts=prompts,
         )
         yield await stack.enter_async_context(host)
+
+
+def _absolute(root: Path) -> Path:
+    """The same folder for a worker, which has another current one."""
+    return root.absolute()
 
 
 async def _late_asker(stack: AsyncExitStack, asker: LateAsker) -> LateAsker:
@@ -530,6 +536,10 @@ class Program:
     def open(self, vault: str | None) -> AbstractAsyncContextManager[Host]:
         """The vault, open for use."""
         return open_host(self.vault_path(vault), self.environ)
+
+    def rehearse(self, vault: Path, asker: Asker) -> AbstractAsyncContextManager[Host]:
+        """The vault at `vault`, open for use with `asker` in place of every model, and nothing from the environment."""
+        return open_host(vault, {}, asker=asker)
 
     def new_vault(self, path: Path) -> None:
         """Makes a vault with agents to try."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from atlas.control.host import Host
+    from atlas.control.loop import Asker
 
 
 class Program(Protocol):
@@ -25,6 +26,10 @@ class Program(Protocol):
 
     def open(self, vault: str | None) -> AbstractAsyncContextManager[Host]:
         """The use cases over that vault, with its ledger open."""
+        ...
+
+    def rehearse(self, vault: Path, asker: Asker) -> AbstractAsyncContextManager[Host]:
+        """The use cases over the vault at `vault` with `asker` in place of every model; asks nobody else."""
         ...
 
     def new_vault(self, path: Path) -> None:

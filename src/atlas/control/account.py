@@ -11,7 +11,7 @@ from atlas.control.history import History, bodies, created_of
 from atlas.control.payload import unpack
 from atlas.kernel.context import Session
 from atlas.kernel.decide import Recorded
-from atlas.kernel.digest import Done
+from atlas.kernel.digest import Done, title_of
 from atlas.kernel.errors import ErrorRecord
 from atlas.kernel.event import NULL, EffectReceived, EffectRefused, Event, Payload, RunCreated, TurnClosed
 from atlas.kernel.excerpt import one_line
@@ -49,6 +49,12 @@ class Account:
         self._turn = turn
         self.entries = tuple(entries)
         self.title = title
+
+    @property
+    def is_retelling(self) -> bool:
+        """Whether the run looked back and did nothing else: what it says, others said before."""
+        used = {entry.label for entry in self.entries if entry.handle.call is not None}
+        return RECALL_TOOL in used and used <= {RECALL_TOOL, NOTE_TOOL}
 
     async def text(self, handle: Handle) -> str | None:
         """Exactly what was recorded under the handle; None when nothing was."""
@@ -152,6 +158,8 @@ async def read(ledger: Ledger, turn: int, events: Iterable[Event]) -> Account:
                 title = body.title
             case _:
                 pass
+    if not title and entries and entries[0].provenance == "user":
+        title = title_of(Done(turn, entries[0].text))
     return Account(ledger, turn, entries, title)
 
 

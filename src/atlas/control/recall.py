@@ -18,7 +18,7 @@ from atlas.kernel.context import NOTES, TURNS
 from atlas.kernel.digest import carried
 from atlas.kernel.excerpt import page
 from atlas.kernel.port import Ledger
-from atlas.kernel.recall import NEAR_SIZE, Index, Indexed, Passage, parse_handle, passages, rank, terms
+from atlas.kernel.recall import NEAR_SIZE, Handle, Index, Indexed, Passage, parse_handle, passages, query_of, rank
 from atlas.kernel.run import TERMINAL, RunQuery, RunRow
 from atlas.kernel.token import text_size
 
@@ -49,23 +49,21 @@ class Recall:
         """The passages that share most with the words, best first, each with the handle that shows it whole."""
         row = await self._ledger.run(run_id)
         await self.catch_up(row)
-        wanted = terms(words)
-        candidates = await asyncio.to_thread(self._index.find, _scope(row), wanted, CANDIDATES)
-        found = rank(wanted, candidates, HITS)
+        query = query_of(words)
+        found = rank(query, await asyncio.to_thread(self._index.find, _scope(row), query, CANDIDATES), HITS)
         if not found:
             return "Nothing recorded matches these words. Try others."
         lines: list[str] = []
         room = int(limit * rate)
-        titled: set[str] = set()
         for hit in found:
             start = f", start={hit.start}" if hit.start else ""
-            title = "" if hit.title in titled else f" [{hit.title}]"
-            line = f"recall(handle='{hit.handle}'{start}){title} {hit.snippet}".strip()
-            room -= text_size(line) + 2
+            line = f"recall(handle='{hit.handle}'{start}) {hit.snippet}".strip()
+            title = f"[{hit.title}]"
+            added = [line] if title in lines else [title, line]
+            room -= sum(text_size(one) + 2 for one in added)
             if room < 0:
                 break
-            titled.add(hit.title)
-            lines.append(line)
+            lines += added
         return "\n".join(lines)
 
     async def forget(self, run_id: str) -> None:
@@ -77,12 +75,10 @@ class Recall:
         async with self._catching_up:
             scope = _scope(row)
             reach = await asyncio.to_thread(self._index.reach, scope) if row.turn else 0
-            if reach < row.turn - 1:
-                for earlier in await self._turns(row, reach):
-                    await self._add(scope, earlier, 0)
-            if row.turn > reach:
-                known = await asyncio.to_thread(self._index.run, scope, row.turn)
-                await self._add(scope, row, known.seq if known else 0)
+            for one in (*await self._turns(row, reach), row):
+                known = await asyncio.to_thread(self._index.run, scope, one.turn)
+                if known is None or not known.is_over:
+                    await self._add(scope, one, known.seq if known else 0)
 
     async def _shown(self, row: RunRow, handle: str) -> tuple[str, str] | None:
         if handle == TURNS:
@@ -145,7 +141,7 @@ class Recall:
         if not events:
             return
         account = await read(self._ledger, row.turn, events)
-        title = account.title if is_over else f"t{row.turn} (this turn)"
+        title = account.title if is_over else f"{Handle(row.turn)} (this turn)"
         run = Indexed(row.run_id, row.turn, title, events[-1].seq, is_over)
         found = await self._passages(account, title, is_over)
         await asyncio.to_thread(self._index.add, scope, run, found, after)
@@ -156,11 +152,11 @@ class Recall:
         texts = [await account.searched(entry) for entry in entries]
         found: list[Passage] = []
         for number, (entry, text) in enumerate(zip(entries, texts, strict=True)):
-            if not text:
-                continue
             before = texts[number - 1][-NEAR_SIZE:] if number else ""
             after = texts[number + 1][:NEAR_SIZE] if number + 1 < len(texts) else ""
-            found += passages(str(entry.handle), title, text, entry.at, f"{before}\n{after}")
+            near = f"{before}\n{after}"
+            whole = Passage(str(entry.handle), 0, title, text, entry.at, near, account.is_retelling)
+            found += passages(whole) if text else ()
         return found
 
 

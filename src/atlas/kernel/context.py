@@ -90,7 +90,8 @@ def build(turn: Turn, live: Live, limits: Limits) -> Built:
     sizes = limits.at(rate)
     shell = _request(turn, live, (), 0)
     fixed = len(_ENCODER.encode(shell)) + _FRAME
-    stable = tuple(_stable_blocks(turn, live.session, sizes))
+    # The rate may fall within a turn; what its beginning made of the session stays as it is while there is room.
+    stable = tuple(_stable_blocks(turn, live.session, limits.at(max(rate, live.session.calibration.rate))))
     room = sizes.total - fixed - max(turn.window_size, sizes.window) - sizes.tail
     head = fit(stable, room - _FRAME * len(stable))
     volatile = tuple(_volatile_blocks(turn, live, sizes))

@@ -8,11 +8,13 @@ terms, rank       what to look for in a question, and which pieces answer it bes
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from atlas.kernel.excerpt import one_line, page
 
@@ -20,11 +22,14 @@ PASSAGE_SIZE: Final = 1_500
 OVERLAP: Final = 300
 NEAR_SIZE: Final = 300
 SNIPPET: Final = 240
-MOST_TERMS: Final = 24
+MOST_WORDS: Final = 24
 HITS_PER_HANDLE: Final = 2
+HITS_RETOLD: Final = 2
 _HANDLE: Final = re.compile(r"t(\d{1,9})(?:\.(\d{1,9})(?:\.(\d{1,9}))?)?")
 _WORD: Final = re.compile(r"\w+")
 _SENTENCE: Final = re.compile(r"(?<=[.!?;])\s+|\n+")
+_SENTENCE_BYTES: Final = re.compile(_SENTENCE.pattern.encode())
+_SPACE_BYTES: Final = re.compile(rb"\s+")
 # Words that carry no meaning of their own would match everything.
 _STOP: Final = frozenset(
     _WORD.findall(
@@ -65,7 +70,7 @@ class Passage(msgspec.Struct, frozen=True):
     """A piece of something recorded, as search knows it.
 
     `start` is the byte at which it begins in the whole, `near` what stood before and after it, `at` its place in the
-    ledger: a larger one is newer.
+    ledger: a larger one is newer. `is_retold`: its turn did nothing but recall, so that it repeats what others say.
     """
 
     handle: str
@@ -74,6 +79,14 @@ class Passage(msgspec.Struct, frozen=True):
     text: str
     at: int
     near: str = ""
+    is_retold: bool = False
+
+
+class Query(msgspec.Struct, frozen=True):
+    """What to look for: words that carry meaning, and pairs of them that stand together."""
+
+    words: tuple[str, ...]
+    pairs: tuple[tuple[str, str], ...] = ()
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -124,8 +137,11 @@ class Index(Protocol):
         """Adds what the run recorded after event `after`; 0 replaces all of it. False when another was faster."""
         ...
 
-    def find(self, scope: str, terms: Sequence[str], limit: int) -> list[Candidate]:
-        """The passages that share most with the terms, best first."""
+    def find(self, scope: str, query: Query, limit: int) -> list[Candidate]:
+        """The passages that share most with the query; what is rare in the index weighs more.
+
+        At most `limit` that were told for the first time, and as many that were retold.
+        """
         ...
 
     def forget(self, run_id: str) -> None:
@@ -137,68 +153,81 @@ class Index(Protocol):
         ...
 
 
-def passages(handle: str, title: str, text: str, at: int, near: str = "") -> Iterator[Passage]:
-    """`text` in pieces that overlap, so that no sentence is cut apart unfindably."""
-    data = text.encode()
-    start = 0
+def passages(whole: Passage) -> Iterator[Passage]:
+    """The passage in pieces that overlap, so that no sentence is cut apart unfindably."""
+    data = whole.text.encode()
+    begin, end = page(data, 0, PASSAGE_SIZE)
+    if end == len(data):
+        yield whole
+        return
     while True:
-        begin, end = page(data, start, PASSAGE_SIZE)
-        is_whole = begin == 0 and end == len(data)
-        yield Passage(handle, begin, title, data[begin:end].decode(), at, near if is_whole else "")
+        # What stands around a long text says little about its inside.
+        yield replace(whole, start=begin, text=data[begin:end].decode(), near="")
         if end == len(data):
             return
-        start = end - OVERLAP
+        begin, end = page(data, _fresh_start(data, end - OVERLAP, end), PASSAGE_SIZE)
 
 
-def terms(words: str) -> tuple[str, ...]:
-    """The words of a question that carry its meaning, in order, each once; all of them when none does."""
-    said = [word.lower() for word in _WORD.findall(words)]
-    telling = [word for word in said if word not in _STOP]
-    return tuple(dict.fromkeys(telling or said))[:MOST_TERMS]
+def _fresh_start(data: bytes, first: int, last: int) -> int:
+    """Where a sentence, or else a word, begins between two places, so that no piece begins in the middle of one."""
+    for end_of in (_SENTENCE_BYTES, _SPACE_BYTES):
+        found = end_of.search(data, first, last)
+        if found is not None and found.end() < last:
+            return found.end()
+    return first
 
 
-def rank(wanted: Sequence[str], candidates: Sequence[Candidate], limit: int) -> list[Found]:
-    """The best hits first: what the index thinks of a passage, and how much of the question its best sentence shares.
+def query_of(question: str) -> Query:
+    """The words of a question that carry its meaning, each once; all of them when none does."""
+    said = [word.lower() for word in _WORD.findall(question)]
+    telling = dict.fromkeys(word for word in said if word not in _STOP)
+    words = tuple(telling or dict.fromkeys(said))[:MOST_WORDS]
+    pairs = dict.fromkeys(pair for pair in pairwise(said) if pair[0] in telling and pair[1] in telling)
+    return Query(words, tuple(pairs)[:MOST_WORDS])
 
-    Of two that are as good, the newer comes first, because what was said last counts.
+
+def rank(query: Query, candidates: Sequence[Candidate], limit: int) -> list[Found]:
+    """The best hits first, each with the sentence that shares most with the question; a newer one before its equal.
+
+    Where a title shares more than any sentence of the passage, its turn is meant, and stands for all of its passages.
     """
     best = max((one.score for one in candidates), default=1.0) or 1.0
     newest = max((one.passage.at for one in candidates), default=1) or 1
-    scored: list[tuple[float, Found]] = []
+    scored: list[tuple[float, bool, Found]] = []
     for candidate in candidates:
         passage = candidate.passage
-        share, sentence = _best_sentence(wanted, passage.text)
-        by_title = _share(wanted, passage.title)
+        share, sentence = _best_sentence(query, passage.text)
         found = Found(passage.handle, passage.start, passage.title, sentence)
-        if by_title > share:
+        if _share(query, passage.title) > share:
             found = Found(passage.handle.partition(".")[0], 0, passage.title, "")
-        scored.append((candidate.score / best + max(share, by_title) + passage.at / newest / 50, found))
+        score = candidate.score / best / (1 + passage.is_retold) + passage.at / newest / 50
+        scored.append((score, passage.is_retold, found))
     scored.sort(key=lambda one: one[0], reverse=True)
-    return _distinct([found for _, found in scored], limit)
+    return _distinct(scored)[:limit]
 
 
-def _distinct(found: list[Found], limit: int) -> list[Found]:
-    """Without repetition: a text that two pieces share is shown once, and one text does not fill the page alone."""
+def _distinct(scored: list[tuple[float, bool, Found]]) -> list[Found]:
+    """Without repetition: a text that two pieces share is shown once, and neither one text nor hearsay fills the page."""
     kept: list[Found] = []
     seen: set[tuple[str, str]] = set()
-    times: dict[str, int] = {}
-    for one in found:
-        times[one.handle] = times.get(one.handle, 0) + 1
-        if (one.handle, one.snippet) in seen or times[one.handle] > HITS_PER_HANDLE:
-            continue
-        seen.add((one.handle, one.snippet))
-        kept.append(one)
-    return kept[:limit]
+    times: Counter[str] = Counter()
+    for _, is_retold, one in scored:
+        group, most = ("", HITS_RETOLD) if is_retold else (one.handle, HITS_PER_HANDLE)
+        if (one.handle, one.snippet) not in seen and times[group] < most:
+            times[group] += 1
+            seen.add((one.handle, one.snippet))
+            kept.append(one)
+    return kept
 
 
-def _best_sentence(wanted: Sequence[str], text: str) -> tuple[float, str]:
+def _best_sentence(query: Query, text: str) -> tuple[int, str]:
     """How much of the question the best sentence shares, and that sentence with what follows, on one line."""
-    best, place = -1.0, 0
+    best, place = -1, 0
     for begin, end in _sentences(text):
-        share = _share(wanted, text[begin:end])
+        share = _share(query, text[begin:end])
         if share > best:
             best, place = share, begin
-    return max(best, 0.0), one_line(text[place : place + 4 * SNIPPET], SNIPPET)
+    return max(best, 0), one_line(text[place : place + 4 * SNIPPET], SNIPPET)
 
 
 def _sentences(text: str) -> Iterator[tuple[int, int]]:
@@ -211,16 +240,12 @@ def _sentences(text: str) -> Iterator[tuple[int, int]]:
         yield begin, len(text)
 
 
-def _share(wanted: Sequence[str], text: str) -> float:
-    """What part of the question a text has: its words, and more where words that stood together still do."""
-    stems = [_stem(word) for word in wanted]
+def _share(query: Query, text: str) -> int:
+    """How much of a question a text has: its words, and twice as much pairs that still stand together."""
     words = [_stem(word.lower()) for word in _WORD.findall(text)]
-    has = set(words).intersection(stems)
-    if not has:
-        return 0.0
-    pairs = set(pairwise(stems))
-    together = len(pairs.intersection(pairwise(words)))
-    return (len(has) + together) / (len(stems) + len(pairs))
+    wanted = {_stem(word) for word in query.words}
+    pairs = {(_stem(one), _stem(other)) for one, other in query.pairs}
+    return len(wanted.intersection(words)) + 2 * len(pairs.intersection(pairwise(words)))
 
 
 def _stem(word: str) -> str:

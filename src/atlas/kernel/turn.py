@@ -51,7 +51,8 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def line(self) -> str:
         """As the model sees it."""
-        mark = "" if self.kind in ("fact", "mission") else ("[ ] " if self.is_open else "[x] ")
+        is_task = self.kind not in ("fact", "mission")
+        mark = "[x] " if not self.is_open else "[ ] " if is_task else ""
         return f"- {mark}{self.kind} {self.key}: {self.text}"
 
 

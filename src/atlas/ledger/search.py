@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from atlas.kernel.errors import LedgerUnavailable
-from atlas.kernel.recall import Candidate, Indexed, Passage
+from atlas.kernel.recall import Candidate, Indexed, Passage, Query
 from atlas.ledger.migrate import split
 from atlas.ledger.sqlite_error import is_busy, primary_code
 from atlas.ledger.statement import load_migrations, load_statements
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _BUSY_S: Final = 10.0
 _STORE: Final = "search"
 
@@ -65,7 +65,7 @@ class SqliteIndex:
                     self._sql["add_passage"],
                     (
                         piece,
-                        *(passage.title, passage.near, passage.text, _mark(number)),
+                        *(passage.title, passage.near, passage.text, _mark(number, passage.is_retold)),
                         *(passage.handle, passage.start, passage.at),
                     ),
                 )
@@ -73,19 +73,20 @@ class SqliteIndex:
             self._advance(db, number, reach)
         return True
 
-    def find(self, scope: str, terms: Sequence[str], limit: int) -> list[Candidate]:
-        """The passages that share most with the terms, best first, newer first among equals."""
+    def find(self, scope: str, query: Query, limit: int) -> list[Candidate]:
+        """The passages that share most with the query, newer first among equals; what was retold comes after."""
         with self._open() as db:
             row = db.execute(self._sql["find_scope"], (scope,)).fetchone()
-            if row is None or not terms:
+            if row is None or not query.words:
                 return []
-            words = " OR ".join(f'"{term}"' for term in (term.replace('"', "") for term in terms))
-            query = f"scope : {_mark(row[0])} AND {{title near text}} : ({words})"
-            rows = db.execute(self._sql["find"], (query, limit)).fetchall()
-        return [
-            Candidate(Passage(handle, int(start), title, text, int(at)), score)
-            for handle, start, title, text, at, score in rows
-        ]
+            wanted = " OR ".join(f'"{term}"' for term in (*query.words, *(" ".join(pair) for pair in query.pairs)))
+            found: list[Candidate] = []
+            for is_retold in (False, True):
+                match = f"scope : {_mark(row[0], is_retold)} AND {{title near text}} : ({wanted})"
+                for handle, start, title, text, at, score in db.execute(self._sql["find"], (match, limit)):
+                    passage = Passage(handle, start, title, text, at, is_retold=is_retold)
+                    found.append(Candidate(passage, score))
+        return found
 
     def forget(self, run_id: str) -> None:
         """Takes a run out, so that it is read again when it is next needed."""
@@ -179,6 +180,6 @@ class SqliteIndex:
         db.execute("COMMIT")
 
 
-def _mark(scope: int) -> str:
+def _mark(scope: int, is_retold: bool) -> str:
     """The word that every passage of a scope has, so that a search never looks at those of others."""
-    return f"scope{scope}"
+    return f"retold{scope}" if is_retold else f"told{scope}"

@@ -19,13 +19,14 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """One request."""
+    """One request; `shared` is the part of it that it begins with in common with the one before it in its turn."""
 
     turn: int
     step: int
     size: int
     tokens: int
     transcript: int
+    shared: float | None
 
 
 class Meter:
@@ -33,21 +34,19 @@ class Meter:
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
-        self.shared: list[float] = []
         self._last = (0, b"")
         self._said = 0
 
     def asked(self, turn: int, request: Request) -> int:
         """Measures a request of a turn; how many tokens it has."""
         raw = _ENCODER.encode(request)
-        tokens = len(_TOKEN.findall(raw))
+        tokens = count_tokens(raw)
         bare = len(raw) - len(_ENCODER.encode(request.messages))
-        self.seen.append(Seen(turn, request.step, len(raw), tokens, bare + self._said))
         ordered = _in_cache_order(request)
-        if self._last[0] == turn:
-            before = self._last[1]
-            self.shared.append(shared_prefix(before, ordered) / min(len(before), len(ordered)))
+        last_turn, before = self._last
+        shared = shared_prefix(before, ordered) / min(len(before), len(ordered)) if last_turn == turn else None
         self._last = (turn, ordered)
+        self.seen.append(Seen(turn, request.step, len(raw), tokens, bare + self._said, shared))
         return tokens
 
     def said(self, value: object) -> None:
@@ -57,6 +56,11 @@ class Meter:
     def of(self, first: int, last: int) -> list[Seen]:
         """The requests of these turns, both included."""
         return [one for one in self.seen if first <= one.turn <= last]
+
+
+def count_tokens(raw: bytes) -> int:
+    """Tokens as the scripted provider counts them: pieces of words, of numbers, and every sign."""
+    return len(_TOKEN.findall(raw))
 
 
 def _in_cache_order(request: Request) -> bytes:

@@ -38,13 +38,13 @@ _RESULTS: Final = (
 )
 _QUESTIONS: Final = (
     "Which code belongs to the {key}?",
-    "I need the code of the {key}.",
+    "Can I have the code of the {key}?",
     "Does the {key} have a code, and which?",
     "Our {key}: what code was that?",
 )
 _TOPIC_QUESTIONS: Final = (
     "What was the upshot of the {key}?",
-    "Remind me how the {key} turned out.",
+    "Can you remind me how the {key} turned out?",
     "Which code did the {key} bring?",
 )
 _OPENINGS: Final = ("Look into the {key}, please.", "Take care of the {key}.", "Time for the {key}.", "Do the {key}.")

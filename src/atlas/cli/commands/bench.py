@@ -1,6 +1,8 @@
-"""`atlas bench`: run the measurements of the source tree."""
+"""`atlas bench`: run the measurements of the source tree, or prove that context stays bounded."""
 
 from __future__ import annotations
+
+import click
 
 from atlas.cli.command import command
 from atlas.cli.terminal import Terminal, pass_terminal
@@ -10,15 +12,46 @@ from atlas.cli.terminal import Terminal, pass_terminal
     "bench",
     examples="""
     atlas bench
-    atlas bench --json
+    atlas bench context
+    atlas bench context --turns 200 --seed 7 --json
     """,
 )
+@click.argument("what", type=click.Choice(["speed", "context"]), default="speed")
+@click.option(
+    "--turns",
+    type=click.IntRange(100, 100_000),
+    metavar="N",
+    default=1000,
+    show_default=True,
+    help="How long the session of 'context' is.",
+)
+@click.option("--seed", type=int, metavar="N", help="Draw what an earlier 'context' drew.")
 @pass_terminal
-def bench(terminal: Terminal) -> int:
-    """Measure speed and size against a peer.
+def bench(terminal: Terminal, what: str, turns: int, seed: int | None) -> int:
+    """Measure speed and size against a peer, or what long sessions cost.
 
-    The measurements are part of the source repository (bench/run.py); a plain installation does not carry them.
+    'speed' runs the measurements of the source repository (bench/run.py); a plain installation does not carry them.
+    'context' drives one long session through a real host with a scripted model: how large requests get, and whether 200
+    facts planted in it are found again. Offline, in a temporary folder. Exit code 5 when a promise was broken.
     """
+    return _context(terminal, turns, seed) if what == "context" else _speed(terminal)
+
+
+def _context(terminal: Terminal, turns: int, seed: int | None) -> int:
+    from atlas.cli.failure import DONE, FAILED
+    from atlas.cli.fields import report_lines
+    from atlas.testing.context_bench import run
+
+    report = terminal.run(run(terminal.program.rehearse, turns, seed, terminal.note))
+    if terminal.is_json:
+        terminal.emit(report)
+    else:
+        for line in report_lines(report):
+            terminal.say(line)
+    return DONE if report.ok else FAILED
+
+
+def _speed(terminal: Terminal) -> int:
     import subprocess
     import sys
     from pathlib import Path

@@ -1,0 +1,299 @@
+"""The proof that context stays bounded and nothing is lost from it: a long session through a real host, offline.
+
+    run       a session of `turns` turns, one very long turn, and the blind questions -> ContextReport
+
+The model is scripted; the host, its driver, its ledger, its tools and its search are the real ones. Every promise is
+a line of the report, and a promise that was broken is a complaint.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from random import Random, SystemRandom
+from statistics import median
+from typing import Final, TypeAlias
+
+import msgspec
+
+from atlas.control.host import Host
+from atlas.control.recall import Recall
+from atlas.kernel.token import Limits
+from atlas.ledger.search import SqliteIndex
+from atlas.testing.context_actor import Actor
+from atlas.testing.context_meter import Seen, per_turn, slope
+from atlas.testing.context_rebuild import (
+    Asked,
+    handles_under_random_budgets,
+    is_identical,
+    read_requests,
+    time_builds,
+    unresolved,
+)
+from atlas.testing.context_words import load_words, prose
+from atlas.testing.context_world import World
+
+SESSION: Final = "ses_bench"
+AGENT: Final = "archivist"
+CALLS: Final = 3
+GROWTH_LIMIT: Final = 1.05
+SLOPE_LIMIT: Final = 1.0
+LONG_ENOUGH: Final = 500
+BUILD_LIMIT_MS: Final = 1.0
+MEMORY_LIMIT: Final = 1.1
+SHARED_LIMIT: Final = 0.85
+_CODE: Final = re.compile(r"[A-Z]{3}-\d{5}")
+
+Opener: TypeAlias = Callable[[Path, Actor], AbstractAsyncContextManager[Host]]
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """How large requests were; sizes are bytes of the neutral request, tokens as the scripted provider counts them."""
+
+    requests: int
+    largest_tokens: int
+    largest_bytes: int
+    median_bytes_early: int
+    median_bytes_late: int
+    growth: float
+    slope_bytes_per_turn: float
+    transcript_bytes_at_end: int
+    long_turn_steps: int
+    long_turn_largest_tokens: int
+    long_turn_shared_prefix: float
+    shared_prefix: float
+
+
+class Recalled(msgspec.Struct, frozen=True):
+    """How the blind questions went."""
+
+    asked: int
+    found: int
+    found_by_place: dict[str, str]
+    most_calls: int
+    largest_answer_tokens: int
+    first_question_ms: float
+    median_question_ms: float
+
+
+class ContextReport(msgspec.Struct, frozen=True):
+    """What was measured; `ok` is True when every promise was kept."""
+
+    ok: bool
+    turns: int
+    seed: int
+    token_caps: dict[str, int]
+    bounds: Bounds
+    build_ms_median: float
+    requests_rebuilt_identically: str
+    resident_mb_early: float
+    resident_mb_late: float
+    handles_printed: int
+    handles_unresolved: int
+    budgets_tried: int
+    budgets_refused: int
+    recall: Recalled
+    seconds: float
+    complaints: tuple[str, ...]
+
+
+async def run(open_host: Opener, turns: int, seed: int | None, report: Callable[[str], None]) -> ContextReport:
+    """Runs the session in a temporary folder; `open_host` opens a vault with the actor as its model."""
+    chosen = SystemRandom().randrange(2**32) if seed is None else seed
+    report(f"seed {chosen}: {turns} turns, then one of {turns // 2} steps, then {turns // 5} questions")
+    root = Path(tempfile.mkdtemp(prefix="atlas-context-"))
+    try:
+        bench = Bench(root, chosen, turns, report)
+        async with open_host(root, bench.actor) as host:
+            return await bench.run(host)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+class Bench:
+    """One session and what was seen of it."""
+
+    def __init__(self, root: Path, seed: int, turns: int, report: Callable[[str], None]) -> None:
+        self.actor = Actor(root)
+        self._root = root
+        self._seed = seed
+        self._turns = turns
+        self._report = report
+        self._world = World(seed, turns, turns // 5)
+        self._limits = Limits()
+        self._complaints: list[str] = []
+        self._resident: dict[int, float] = {}
+        self._runs: dict[int, str] = {}
+
+    async def run(self, host: Host) -> ContextReport:
+        """Everything, in order."""
+        began = time.monotonic()
+        await self._work(host)
+        await self._long_turn(host)
+        recalled = await self._questions(host)
+        bounds = self._bounds()
+        built, identical = await self._rebuilt(host)
+        printed, missing, refused, tried = await self._handles(host)
+        early, late = self._range(self._resident)
+        self._expect(late <= early * MEMORY_LIMIT, f"resident memory grew from {early:.0f} to {late:.0f} MB")
+        self._expect(built < BUILD_LIMIT_MS, f"building a request takes {built:.2f} ms")
+        complaints = (*self._complaints, *self.actor.complaints)
+        return ContextReport(
+            ok=not complaints,
+            turns=self._turns,
+            seed=self._seed,
+            token_caps=msgspec.structs.asdict(self._limits),
+            bounds=bounds,
+            build_ms_median=round(built, 3),
+            requests_rebuilt_identically=identical,
+            resident_mb_early=round(early, 1),
+            resident_mb_late=round(late, 1),
+            handles_printed=printed,
+            handles_unresolved=missing,
+            budgets_tried=tried,
+            budgets_refused=refused,
+            recall=recalled,
+            seconds=round(time.monotonic() - began, 1),
+            complaints=complaints[:20],
+        )
+
+    # What happens
+
+    async def _work(self, host: Host) -> None:
+        import psutil
+
+        here = psutil.Process()
+        for turn in range(1, self._turns + 1):
+            happening = self._world.happening(turn)
+            self.actor.work(turn, happening)
+            await self._turn(host, turn, happening.user)
+            self._resident[turn] = here.memory_info().rss / 2**20
+            if turn % max(self._turns // 5, 1) == 0:
+                self._report(f"turn {turn}: {self.actor.meter.seen[-1].size} bytes")
+
+    async def _long_turn(self, host: Host) -> None:
+        turn = self._turns + 1
+        words = load_words()["filler"]
+        user = "Walk through all of it, one document after the other."
+        self.actor.walk(turn, user, self._turns // 2, lambda step: prose(Random(f"{self._seed}/{step}"), words, 700))
+        await self._turn(host, turn, user)
+        self._report(f"a turn of {self._turns // 2} steps: {self.actor.meter.seen[-1].size} bytes")
+
+    async def _questions(self, host: Host) -> Recalled:
+        found: Counter[str] = Counter()
+        asked: Counter[str] = Counter()
+        most, took = 0, []
+        for turn, fact in enumerate(self._world.facts, start=self._turns + 2):
+            self.actor.question(turn, fact.question)
+            began = time.perf_counter()
+            answer = await self._turn(host, turn, fact.question)
+            took.append((time.perf_counter() - began) * 1_000)
+            asked[fact.kind] += 1
+            most = max(most, self.actor.calls)
+            if set(_CODE.findall(answer)) == {fact.value}:
+                found[fact.kind] += 1
+            else:
+                self._complaints.append(f"t{turn} {fact.question} -> {answer[:100]!r}, not {fact.value} ({fact.kind})")
+        self._expect(most <= CALLS, f"a question took {most} calls")
+        largest, limit = self.actor.largest_recall, self._limits.recall
+        self._expect(largest <= limit, f"a recall answered with {largest} tokens, the cap is {limit}")
+        return Recalled(
+            asked=asked.total(),
+            found=found.total(),
+            found_by_place={kind: f"{found[kind]} of {asked[kind]}" for kind in sorted(asked)},
+            most_calls=most,
+            largest_answer_tokens=largest,
+            first_question_ms=round(took[0], 1),
+            median_question_ms=round(median(took), 1),
+        )
+
+    async def _turn(self, host: Host, turn: int, text: str) -> str:
+        """One turn through the host; its answer."""
+        submitted = await host.submit(AGENT, {"text": text}, session_id=SESSION)
+        self._runs[turn] = submitted.run_id
+        await host.drive(submitted.run_id)
+        report = await host.report(submitted.run_id)
+        self._expect(report.state == "succeeded", f"t{turn} {report.state}: {report.error}")
+        return report.text
+
+    # What was seen
+
+    def _bounds(self) -> Bounds:
+        meter, long = self.actor.meter, self._turns + 1
+        worked, walked = meter.of(1, self._turns), meter.of(long, long)
+        middle = per_turn(worked)
+        early, late = self._range(middle)
+        growth, rise = late / early, slope((turn, size) for turn, size in middle.items() if turn >= self._early)
+        largest = max(one.tokens for one in meter.seen)
+        cap = self._limits.total
+        shared = self._shared(worked), self._shared(walked)
+        self._expect(largest <= cap, f"a request had {largest} tokens, the cap is {cap}")
+        self._expect(growth <= GROWTH_LIMIT, f"requests grew {growth:.3f}-fold")
+        # In a short session the turns differ by more than that from one to the next.
+        is_long = self._turns >= LONG_ENOUGH
+        self._expect(rise < SLOPE_LIMIT or not is_long, f"requests grow by {rise:.2f} bytes per turn")
+        self._expect(min(shared) >= SHARED_LIMIT, f"consecutive requests share {min(shared):.2f}")
+        return Bounds(
+            requests=len(meter.seen),
+            largest_tokens=largest,
+            largest_bytes=max(one.size for one in meter.seen),
+            median_bytes_early=round(early),
+            median_bytes_late=round(late),
+            growth=round(growth, 3),
+            slope_bytes_per_turn=round(rise, 3),
+            transcript_bytes_at_end=worked[-1].transcript,
+            long_turn_steps=len(walked),
+            long_turn_largest_tokens=max(one.tokens for one in walked),
+            long_turn_shared_prefix=round(shared[1], 3),
+            shared_prefix=round(shared[0], 3),
+        )
+
+    def _shared(self, seen: list[Seen]) -> float:
+        return median(one.shared for one in seen if one.shared is not None)
+
+    async def _rebuilt(self, host: Host) -> tuple[float, str]:
+        """How long a build takes at the last turn, and how many recorded requests come out the same again."""
+        last = await read_requests(host.ledger, self._runs[self._turns], self._turns, self._limits)
+        requests = list(last)
+        for turn in Random(self._seed).sample(range(1, self._turns), min(20, self._turns - 1)):
+            requests += await read_requests(host.ledger, self._runs[turn], turn, self._limits)
+        same = sum(is_identical(one, self._limits) for one in requests)
+        self._expect(same == len(requests), f"only {same} of {len(requests)} requests are built again as they were")
+        return median(time_builds(last, self._limits, 50)), f"{same} of {len(requests)}"
+
+    async def _handles(self, host: Host) -> tuple[int, int, int, int]:
+        """How many handles requests print under budgets of any size, and how many of them lead nowhere."""
+        random = Random(self._seed)
+        requests: list[Asked] = []
+        for turn in (*random.sample(range(1, self._turns), min(20, self._turns - 1)), self._turns, self._turns + 1):
+            requests += await read_requests(host.ledger, self._runs[turn], turn, self._limits)
+        printed, refused = handles_under_random_budgets(requests, random, tried := 300)
+        index = SqliteIndex(self._root / ".atlas" / "index.db")
+        try:
+            missing = await unresolved(Recall(host.ledger, index), self._runs[max(self._runs)], printed)
+        finally:
+            index.close()
+        self._complaints += [f"the handle {handle} leads nowhere" for handle in missing]
+        return len(printed), len(missing), refused, tried
+
+    @property
+    def _early(self) -> int:
+        """The first turn that is compared: by then the session is as full as it gets."""
+        return max(self._turns // 10, 25)
+
+    def _range(self, values: dict[int, float]) -> tuple[float, float]:
+        """The medians of an early tenth and of the last tenth of all turns."""
+        tenth = self._turns // 10
+        early = [value for turn, value in values.items() if self._early <= turn <= self._early + tenth]
+        late = [value for turn, value in values.items() if self._turns - tenth <= turn <= self._turns]
+        return median(early), median(late)
+
+    def _expect(self, is_kept: bool, complaint: str) -> None:
+        if not is_kept:
+            self._complaints.append(complaint)
