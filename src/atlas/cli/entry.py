@@ -38,7 +38,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "replay": ("replay:replay", "Decide a recorded run again, offline, and compare."),
         "doctor": ("doctor:doctor", "Say what works here, what is missing, and the fix."),
         "chaos": ("chaos:chaos", "Kill drivers and workers on purpose and count the damage."),
-        "bench": ("bench:bench", "Measure speed and size against a peer."),
+        "bench": ("bench:bench", "Measure speed and size against a peer, or what long sessions cost."),
         "completion": ("completion:completion", "Print the completion script for your shell."),
     },
 }
