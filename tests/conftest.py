@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import uuid
@@ -22,6 +23,9 @@ import netguard
 
 netguard.install()
 netguard.guard_children()
+
+# A shell that starts this in the background ignores Ctrl-C for it, and every process it starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.pop("ATLAS_VAULT", None)
 os.environ.pop("ATLAS_LEDGER_URL", None)
