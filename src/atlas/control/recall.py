@@ -18,7 +18,18 @@ from atlas.kernel.context import NOTES, TURNS
 from atlas.kernel.digest import carried
 from atlas.kernel.excerpt import page
 from atlas.kernel.port import Ledger
-from atlas.kernel.recall import NEAR_SIZE, Handle, Index, Indexed, Passage, parse_handle, passages, query_of, rank
+from atlas.kernel.recall import (
+    NEAR_SIZE,
+    Found,
+    Handle,
+    Index,
+    Indexed,
+    Passage,
+    parse_handle,
+    passages,
+    query_of,
+    rank,
+)
 from atlas.kernel.run import TERMINAL, RunQuery, RunRow
 from atlas.kernel.token import text_size
 
@@ -53,18 +64,7 @@ class Recall:
         found = rank(query, await asyncio.to_thread(self._index.find, _scope(row), query, CANDIDATES), HITS)
         if not found:
             return "Nothing recorded matches these words. Try others."
-        lines: list[str] = []
-        room = int(limit * rate)
-        for hit in found:
-            start = f", start={hit.start}" if hit.start else ""
-            line = f"recall(handle='{hit.handle}'{start}) {hit.snippet}".strip()
-            title = f"[{hit.title}]"
-            added = [line] if title in lines else [title, line]
-            room -= sum(text_size(one) + 2 for one in added)
-            if room < 0:
-                break
-            lines += added
-        return "\n".join(lines)
+        return _listed(found, int(limit * rate))
 
     async def forget(self, run_id: str) -> None:
         """Takes a run out of the index, because something of it was erased; what is left is indexed again."""
@@ -166,6 +166,20 @@ def _is_findable(entry: Entry) -> bool:
 
 def _scope(row: RunRow) -> str:
     return row.session_id if row.turn else row.run_id
+
+
+def _listed(found: list[Found], limit: int) -> str:
+    """Hits as the calls that open them, each turn's title above its first one, as many as fit; the best one always."""
+    lines: list[str] = []
+    for hit in found:
+        call = f"recall(handle='{hit.handle}', start={hit.start})" if hit.start else f"recall(handle='{hit.handle}')"
+        title = f"[{hit.title}]"
+        added = [f"{call} {hit.snippet}".strip()] if title in lines else [title, f"{call} {hit.snippet}".strip()]
+        limit -= sum(text_size(one) + 2 for one in added)
+        if limit < 0:
+            return "\n".join(lines) or call
+        lines += added
+    return "\n".join(lines)
 
 
 def _page(label: str, handle: str, data: bytes, start: int, limit: int) -> str:

@@ -18,6 +18,7 @@ from atlas.ledger.statement import load_migrations, load_statements
 _VERSION: Final = 3
 _BUSY_S: Final = 10.0
 _STORE: Final = "search"
+_BROKEN: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class SqliteIndex:
@@ -122,7 +123,7 @@ class SqliteIndex:
         with self._lock:
             try:
                 if self._connection is None:
-                    self._connection = self._connect()
+                    self._connection = self._connect_or_renew()
                 yield self._connection
             except sqlite3.Error as error:
                 self._discard(error)
@@ -132,12 +133,21 @@ class SqliteIndex:
                     code="index_unavailable",
                 ) from error
 
+    def _connect_or_renew(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except sqlite3.DatabaseError as error:
+            if primary_code(error) not in _BROKEN:
+                raise
+            self._delete()
+            return self._connect()
+
     def _discard(self, error: sqlite3.Error) -> None:
         """A broken file is no loss: the next use builds it again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        if primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        if primary_code(error) in _BROKEN:
             self._delete()
 
     def _delete(self) -> None:
@@ -145,21 +155,19 @@ class SqliteIndex:
             self._path.with_name(self._path.name + ending).unlink(missing_ok=True)
 
     def _connect(self) -> sqlite3.Connection:
-        db = self._connection_to_file()
-        if db.execute("PRAGMA user_version").fetchone()[0] not in (0, _VERSION):
+        db = sqlite3.connect(self._path, check_same_thread=False, timeout=_BUSY_S, isolation_level=None)
+        try:
+            if _version(db) not in (0, _VERSION):
+                db.close()
+                self._delete()
+                return self._connect()
+            self._prepare(db)
+        except BaseException:
             db.close()
-            self._delete()
-            db = self._connection_to_file()
-        with self._transaction(db):
-            if db.execute("PRAGMA user_version").fetchone()[0] == 0:
-                for _, script in load_migrations(_STORE):
-                    for statement in split(script):
-                        db.execute(statement)
-                db.execute(f"PRAGMA user_version = {_VERSION}")
+            raise
         return db
 
-    def _connection_to_file(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self._path, check_same_thread=False, timeout=_BUSY_S, isolation_level=None)
+    def _prepare(self, db: sqlite3.Connection) -> None:
         db.execute("PRAGMA synchronous = OFF")
         try:
             db.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -167,7 +175,13 @@ class SqliteIndex:
             # Another process is doing the same at this moment, and once is enough for all.
             if not is_busy(error):
                 raise
-        return db
+        with self._transaction(db):
+            if _version(db) == _VERSION:
+                return
+            for _, script in load_migrations(_STORE):
+                for statement in split(script):
+                    db.execute(statement)
+            db.execute(f"PRAGMA user_version = {_VERSION}")
 
     @contextmanager
     def _transaction(self, db: sqlite3.Connection) -> Iterator[None]:
@@ -178,6 +192,10 @@ class SqliteIndex:
             db.execute("ROLLBACK")
             raise
         db.execute("COMMIT")
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _mark(scope: int, is_retold: bool) -> str:

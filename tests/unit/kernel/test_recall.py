@@ -1,0 +1,108 @@
+"""Handles, passages, queries and ranking, without a store."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atlas.kernel.recall import (
+    HITS_RETOLD,
+    OVERLAP,
+    PASSAGE_SIZE,
+    SNIPPET,
+    Candidate,
+    Handle,
+    Passage,
+    parse_handle,
+    passages,
+    query_of,
+    rank,
+)
+
+
+@pytest.mark.parametrize("text", ["t1", "t12.3", "t12.3.2", "t12.0", "t0.1"])
+def test_a_handle_reads_as_it_is_written(text: str) -> None:
+    handle = parse_handle(f" {text} ")
+    assert handle is not None
+    assert str(handle) == text
+
+
+@pytest.mark.parametrize("text", ["", "t", "12", "t1.", "t1.2.3.4", "t-1", "turn 1", "t1.x", "t" + "9" * 40])
+def test_what_is_no_handle_is_none(text: str) -> None:
+    assert parse_handle(text) is None
+
+
+def test_a_handle_knows_its_parts() -> None:
+    assert parse_handle("t12.3.2") == Handle(12, 3, 2)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=8_000))
+def test_passages_cover_the_whole_text_from_where_they_say(text: str) -> None:
+    data, end = text.encode(), 0
+    for piece in passages(Passage("t1.1", 0, "title", text, 5)):
+        assert piece.start <= end
+        size = len(piece.text.encode())
+        assert data[piece.start : piece.start + size].decode() == piece.text
+        end = piece.start + size
+    assert end == len(data)
+
+
+def test_no_sentence_that_fits_the_overlap_is_cut_in_every_passage() -> None:
+    sentences = [f"Sentence number {number} says something of its own." for number in range(300)]
+    pieces = [piece.text for piece in passages(Passage("t1.1", 0, "", " ".join(sentences), 5))]
+    assert len(pieces) > 8
+    assert all(any(sentence in piece for piece in pieces) for sentence in sentences)
+    assert all(piece.startswith("Sentence") for piece in pieces)
+    assert all(len(piece) <= PASSAGE_SIZE for piece in pieces)
+    assert max(map(len, sentences)) < OVERLAP
+
+
+def test_a_query_keeps_what_carries_meaning_and_what_stands_together() -> None:
+    query = query_of("Where did we put the brass lantern, and the brass key?")
+    assert query.words == ("put", "brass", "lantern", "key")
+    assert query.pairs == (("brass", "lantern"), ("brass", "key"))
+    assert query_of("what is it").words == ("what", "is", "it")
+
+
+def candidate(handle: str, text: str, score: float = 1.0, at: int = 1, title: str = "", **more: bool) -> Candidate:
+    return Candidate(Passage(handle, 0, title or f"{handle} title", text, at, **more), score)
+
+
+def test_a_hit_shows_the_sentence_that_shares_most() -> None:
+    text = "Nothing here. " * 20 + "The kettle is under the stair. And so on."
+    [found] = rank(query_of("kettle stair"), [candidate("t1.1", text)], 5)
+    assert found.snippet == "The kettle is under the stair. And so on."
+    long = candidate("t1.1", "kettle " * 400)
+    assert len(rank(query_of("kettle"), [long], 5)[0].snippet) == SNIPPET
+
+
+def test_where_the_title_says_more_the_turn_is_the_hit_and_stands_once() -> None:
+    title = 't7 "Prepare the Marigold briefing" -> done'
+    found = rank(
+        query_of("marigold briefing"),
+        [candidate(f"t7.1.{number}", "It came to seven.", title=title) for number in range(1, 5)],
+        5,
+    )
+    assert [(one.handle, one.snippet) for one in found] == [("t7", "")]
+
+
+def test_of_equals_the_newer_comes_first_and_of_others_the_better() -> None:
+    old, new = candidate("t1.0", "the kettle", at=100), candidate("t9.0", "the kettle", at=900)
+    better = candidate("t5.0", "the kettle", score=1.5, at=500)
+    assert [one.handle for one in rank(query_of("kettle"), [old, new, better], 5)] == ["t5.0", "t9.0", "t1.0"]
+
+
+def test_neither_one_text_nor_hearsay_fills_the_page() -> None:
+    long = [candidate("t1.1.1", f"kettle number {number}", 2.0) for number in range(9)]
+    retold = [candidate(f"t{number}.0", "which kettle was it", 2.0, is_retold=True) for number in range(20, 30)]
+    other = candidate("t5.0", "the other kettle", 0.1)
+    found = [one.handle for one in rank(query_of("kettle"), [*long, *retold, other], 8)]
+    assert found.count("t1.1.1") == 2
+    assert "t5.0" in found
+    assert sum(handle in {f"t{number}.0" for number in range(20, 30)} for handle in found) == HITS_RETOLD
+
+
+def test_a_text_that_two_pieces_share_is_shown_once() -> None:
+    pieces = [candidate("t1.1", "The kettle is here.", 2.0), candidate("t1.1", "The kettle is here.", 1.9)]
+    assert len(rank(query_of("kettle"), pieces, 5)) == 1
