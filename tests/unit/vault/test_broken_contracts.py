@@ -36,7 +36,7 @@ WRONG: dict[str, tuple[tuple[str, str], ...]] = {
     "model": (("fsat", "bad_value"), ("lab: x", "yaml_syntax"), ("[fast]", "wrong_type")),
     "tool": (("a b", "bad_value"), ("'!'", "bad_value"), ("{a: b}", "wrong_type")),
     "range": (("3.11", "bad_value"), ("'>= '", "bad_value"), ("[a]", "wrong_type")),
-    "package": (("--index-url=x", "bad_value"), ("'a b c'", "bad_value"), ("[a]", "wrong_type")),
+    "package": (("--upgrade", "bad_value"), ("'a b c'", "bad_value"), ("[a]", "wrong_type")),
     "method": (("on startup", "bad_value"), ("1st", "bad_value"), ("[a]", "wrong_type")),
     "url": (("ftp://x", "bad_value"), ("localhost", "bad_value"), ("[a]", "wrong_type")),
     "device": (("video0", "bad_value"), ("/etc/passwd", "bad_value")),
