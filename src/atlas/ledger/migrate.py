@@ -22,7 +22,13 @@ def prepare(
     connection: sqlite3.Connection, path: Path, migrations: list[tuple[int, str]], clock: Clock, busy_s: float
 ) -> None:
     """Makes the file a ledger of the newest schema, or raises and leaves it as it was."""
-    found = _schema(connection, path, len(migrations))
+    # One snapshot for all that is looked at: another process may be making the file at this moment.
+    connection.execute("BEGIN")
+    try:
+        found = _schema(connection, path, len(migrations))
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
     _enter_wal(connection, busy_s)
     if found == len(migrations):
         return
