@@ -21,7 +21,7 @@ from atlas.kernel.errors import LimitRefused
 from atlas.kernel.excerpt import FENCE_SIZE, fence, shorten
 from atlas.kernel.model import Message, Part, Request, Text, ToolResult, ToolSpec
 from atlas.kernel.token import DEFAULT_RATE, Calibration, Limits, count, text_size
-from atlas.kernel.turn import Exchange, Note, Turn
+from atlas.kernel.turn import Exchange, Note, Turn, windowed
 
 BUILDER_VERSION: Final = 2
 TURNS: Final = "turns"
@@ -76,7 +76,7 @@ class Live(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Built(msgspec.Struct, frozen=True):
-    """A request, its exact bytes, and why each part of it is there."""
+    """A request, its bytes as `neutral` gives them, and why each part of it is there."""
 
     request: Request
     raw: bytes
@@ -88,19 +88,21 @@ def build(turn: Turn, live: Live, limits: Limits) -> Built:
     """The request for the turn's next step; LimitRefused when what must be shown does not fit."""
     rate = live.bytes_per_token
     sizes = limits.at(rate)
-    shell = _request(turn, live, (), 0)
-    fixed = len(_ENCODER.encode(shell)) + _FRAME
+    fixed = len(neutral(_request(turn, live, (), 0))) + _FRAME
+    free = sizes.total - fixed
+    # A large persona narrows the window; what is kept back for it and for the tail never goes to the stable part.
+    window, kept_back = min(sizes.window, free * 3 // 5), min(sizes.tail, free // 8)
+    turn = windowed(turn, window)
     # The rate may fall within a turn; what its beginning made of the session stays as it is while there is room.
     stable = tuple(_stable_blocks(turn, live.session, limits.at(max(rate, live.session.calibration.rate))))
-    room = sizes.total - fixed - max(turn.window_size, sizes.window) - sizes.tail
-    head = fit(stable, room - _FRAME * len(stable))
+    head = fit(stable, free - max(turn.window_size, window) - kept_back - _FRAME * len(stable))
     volatile = tuple(_volatile_blocks(turn, live, sizes))
-    room = sizes.total - fixed - turn.window_size - sum(one.size + _FRAME for one in head)
+    room = free - turn.window_size - sum(one.size + _FRAME for one in head)
     tail = fit(volatile, room - _FRAME * len(volatile))
     messages = (_head_message(stable, head), *_exchanges(turn))
     shown = _with_tail(messages, "\n\n".join(one.text for one in tail))
     request = _request(turn, live, shown, len(messages) if shown is messages else len(shown) - 1)
-    raw = _ENCODER.encode(request)
+    raw = neutral(request)
     if len(raw) > sizes.total:
         raise LimitRefused(
             f"the request has about {count(len(raw), rate)} tokens and {limits.total} are allowed",
@@ -114,6 +116,25 @@ def build(turn: Turn, live: Live, limits: Limits) -> Built:
         *_choices(volatile, tail, rate),
     )
     return Built(request, raw, choices, count(len(raw), rate))
+
+
+class _Neutral(msgspec.Struct, frozen=True):
+    model: str
+    tools: tuple[ToolSpec, ...]
+    system: tuple[str, ...]
+    output_schema: msgspec.Raw | None
+    max_output_tokens: int
+    tool_choice: str
+    temperature: float | None
+    messages: tuple[Message, ...]
+    cache_at: int
+    step: int
+
+
+def neutral(request: Request) -> bytes:
+    """The request as it is measured and recorded: JSON in the order in which providers cache it, what is new last."""
+    parts = {name: getattr(request, name) for name in _Neutral.__struct_fields__}
+    return _ENCODER.encode(_Neutral(**parts))
 
 
 def _request(turn: Turn, live: Live, messages: tuple[Message, ...], cache_at: int) -> Request:

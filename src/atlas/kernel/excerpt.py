@@ -42,7 +42,8 @@ def fence(text: str, source: str) -> str:
 def page(data: bytes, start: int, limit: int) -> tuple[int, int]:
     """Where the page at `start` begins and ends: whole characters, at least one, within `limit` bytes of a request.
 
-    Pages that each begin where the last one ended make up the whole, byte for byte.
+    It ends with a line, a sentence or a word where it can. Pages that each begin where the last one ended make up the
+    whole, byte for byte.
     """
     begin = boundary(data, min(max(start, 0), len(data)))
     room = limit
@@ -50,8 +51,11 @@ def page(data: bytes, start: int, limit: int) -> tuple[int, int]:
         end = boundary(data, min(begin + room, len(data)))
         size = text_size(data[begin:end].decode())
         if size <= limit or end <= begin:
-            return begin, end if end > begin else _next_boundary(data, begin)
+            break
         room = min(end - begin - 1, room * limit // size)
+    if end == len(data):
+        return begin, end
+    return begin, _whole_words(data, begin, end) if end > begin else _next_boundary(data, begin)
 
 
 def boundary(data: bytes, place: int) -> int:
@@ -66,6 +70,15 @@ def one_line(text: str, limit: int) -> str:
     flat = " ".join(text[: limit * 4].split())
     is_whole = len(flat) <= limit and len(text) <= limit * 4
     return flat if is_whole else flat[: limit - 3] + "..."
+
+
+def _whole_words(data: bytes, begin: int, end: int) -> int:
+    """The end of the last line, sentence or word that ends in the last quarter before `end`; else `end`."""
+    for mark in (b"\n", b". ", b" "):
+        found = data.rfind(mark, end - (end - begin) // 4, end)
+        if found >= 0:
+            return found + len(mark)
+    return end
 
 
 def _next_boundary(data: bytes, place: int) -> int:

@@ -177,16 +177,20 @@ def advised(turn: Turn, text: str) -> Turn:
 
 
 def windowed(turn: Turn, limit: int) -> Turn:
-    """The turn with its window within `limit` bytes: when it is above, whole exchanges go until half is left.
+    """The turn with its window within `limit` bytes: where it goes above, whole exchanges go until half is left.
 
-    The last exchange always stays: without it the model would not know what it just did.
+    The last exchange always stays: without it the model would not know what it just did. A window that was kept for a
+    wider limit comes out as if this one had held from its beginning, so that it too only grows at its end.
     """
     if turn.window_size <= limit:
         return turn
-    size, gone = turn.window_size, 0
-    while gone < len(turn.window) - 1 and size > limit // 2:
-        size -= turn.window[gone].size
-        gone += 1
+    size, gone = 0, 0
+    for last, exchange in enumerate(turn.window):
+        size += exchange.size
+        if size > limit:
+            while gone < last and size > limit // 2:
+                size -= turn.window[gone].size
+                gone += 1
     lines = (exchange.line for exchange in turn.window[:gone])
     return replace(
         turn,

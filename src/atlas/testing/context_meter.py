@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from atlas.kernel.context import neutral
 from atlas.kernel.model import Request
 
 _TOKEN: Final = re.compile(rb" ?[A-Za-z]{1,6}|[0-9]{1,3}|[\x80-\xff]{1,3}|[^\sA-Za-z0-9\x80-\xff]|\s")
@@ -39,13 +40,12 @@ class Meter:
 
     def asked(self, turn: int, request: Request) -> int:
         """Measures a request of a turn; how many tokens it has."""
-        raw = _ENCODER.encode(request)
+        raw = neutral(request)
         tokens = count_tokens(raw)
         bare = len(raw) - len(_ENCODER.encode(request.messages))
-        ordered = _in_cache_order(request)
         last_turn, before = self._last
-        shared = shared_prefix(before, ordered) / min(len(before), len(ordered)) if last_turn == turn else None
-        self._last = (turn, ordered)
+        shared = shared_prefix(before, raw) / min(len(before), len(raw)) if last_turn == turn else None
+        self._last = (turn, raw)
         self.seen.append(Seen(turn, request.step, len(raw), tokens, bare + self._said, shared))
         return tokens
 
@@ -61,11 +61,6 @@ class Meter:
 def count_tokens(raw: bytes) -> int:
     """Tokens as the scripted provider counts them: pieces of words, of numbers, and every sign."""
     return len(_TOKEN.findall(raw))
-
-
-def _in_cache_order(request: Request) -> bytes:
-    """The request in the order in which providers cache it: tools, then the system text, then the messages."""
-    return b"".join(_ENCODER.encode(part) for part in (request.tools, request.system, request.messages))
 
 
 def shared_prefix(one: bytes, other: bytes) -> int:

@@ -216,6 +216,7 @@ def test_nothing_of_a_later_turn_is_shown() -> None:
         await it.turn("first", "one")
         early = it.runs[-1]
         await it.turn("second", "two")
+        assert "t2.0" in await it.find("second")
         assert (await it.recall.by_handle(early, "t2.0", 0, LIMIT, RATE)).startswith("There is no ")
 
     recorded(work)
@@ -238,6 +239,7 @@ def test_search_reads_its_own_turns_writes_but_not_its_question_nor_its_recalls(
         found = await it.find("kettle shelf")
         assert "handle='t2.1.2'" in found
         assert "handle='t2.1.1'" not in found
+        assert "(this turn)" not in found
 
     recorded(work)
 
@@ -322,6 +324,7 @@ def test_a_child_sees_itself_and_nothing_of_its_session() -> None:
     async def work(it: Recorder) -> None:
         await it.turn("the secret kettle", "ok")
         parent = it.runs[-1]
+        assert "t1.0" in await it.find("kettle")
         await it.begin("look for it", parent_run_id=parent)
         await it.say(1, "", ("fetch", {"name": "a"}))
         await it.answer(1, 1, "fetch", "a brass lantern")

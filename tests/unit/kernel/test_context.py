@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atlas.kernel.block import Block, View, fit, view
-from atlas.kernel.context import Live, Session, build
+from atlas.kernel.context import Live, Session, build, neutral
 from atlas.kernel.contract import Context
 from atlas.kernel.digest import Done, close
 from atlas.kernel.errors import Fault, LimitRefused
@@ -135,7 +135,8 @@ def test_the_same_inputs_give_the_same_bytes() -> None:
         msgspec.json.decode(msgspec.json.encode(live), type=Live),
         LIMITS,
     )
-    assert first.raw == again.raw == msgspec.json.encode(first.request)
+    assert first.raw == again.raw == neutral(first.request)
+    assert msgspec.json.decode(first.raw, type=Request) == first.request
     assert first.choices == again.choices
 
 
@@ -170,6 +171,43 @@ def test_consecutive_requests_of_a_turn_share_everything_but_what_is_new() -> No
         before = request
         turn = answered(turn, Reply((ToolCall(f"c{step}", "fetch", "{}"),), "tool_call", Usage(), "one:model"))
         turn = received(turn, (ToolResult(f"c{step}", "a result"),), sizes)
+
+
+def test_however_full_the_window_the_stable_part_stays_as_it_was() -> None:
+    live = live_of(session_of(40, words=400), system=("persona " * 1_500,))
+    empty, full = Turn(41, "u" * 7_000), turn_of(41, 14, "result line\n" * 4, user="u" * 7_000)
+    assert LIMITS.at(3.0).window * 2 // 3 < full.window_size
+    assert not full.dropped
+    first, last = build(empty, live, LIMITS), build(full, live, LIMITS)
+    assert any(choice.grade != "full" for choice in first.choices)
+    assert first.request.messages[0] == last.request.messages[0]
+
+
+def test_a_tighter_budget_shows_less_of_more() -> None:
+    turn, session = turn_of(41, 2), session_of(40)
+    seen: dict[str, list[str]] = {}
+    for words in range(0, 5_600, 50):
+        built = build(turn, live_of(session, system=("persona " * words,)), LIMITS)
+        for choice in built.choices:
+            if choice.grade not in seen.setdefault(choice.block, []):
+                seen[choice.block].append(choice.grade)
+    assert seen["earlier turns"] == ["full", "excerpt", "digest", "handle"]
+    assert seen["last exchanges"] == ["full", "excerpt", "handle"]
+    assert seen["user"] == ["full"]
+
+
+def test_a_large_persona_narrows_the_window_which_still_only_grows_at_its_end() -> None:
+    live, turn, sizes = live_of(system=("persona " * 3_500,)), Turn(1, "go"), LIMITS.at(3.0)
+    shown: tuple[object, ...] = ()
+    cuts = 0
+    for step in range(1, 120):
+        turn = windowed(turn, sizes.window)
+        request = build(turn, live, LIMITS).request
+        cuts += request.messages[1 : len(shown) + 1] != shown
+        shown = request.messages[1:]
+        turn = answered(turn, Reply((ToolCall(f"c{step}", "fetch", "{}"),), "tool_call", Usage(), "one:model"))
+        turn = received(turn, (ToolResult(f"c{step}", f"{step} is the result\n" * 40),), sizes)
+    assert 5 < cuts < 40
 
 
 def test_what_changes_every_time_stands_last_and_is_not_marked_for_the_cache() -> None:

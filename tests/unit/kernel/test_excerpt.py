@@ -38,8 +38,9 @@ def test_a_shortened_text_is_within_its_limit_whatever_it_is_made_of(text: str, 
     assert text_size(shorten(text, "t12.34.5", limit)) <= limit
 
 
-def test_escapes_count() -> None:
-    assert text_size(shorten('"\n' * 5_000, "t1.1.1", 400)) <= 400
+@pytest.mark.parametrize("text", ['"\n' * 5_000, "\x00" * 400 + "a" * 5_000, "a" * 5_000 + "\x00" * 400])
+def test_escapes_count_wherever_they_stand(text: str) -> None:
+    assert text_size(shorten(text, "t1.1.1", 400)) <= 400
 
 
 @given(ANY_TEXT, st.integers(1, 400))
@@ -53,6 +54,17 @@ def test_pages_put_together_are_the_whole(text: str, limit: int) -> None:
         pieces.append(piece)
         start = end
     assert "".join(pieces) == text
+
+
+def test_a_page_ends_with_a_line_a_sentence_or_a_word_where_it_can() -> None:
+    def ends(text: str, limit: int) -> str:
+        begin, end = page(text.encode(), 0, limit)
+        return text[begin:end]
+
+    assert ends("one two three. four five six", 18) == "one two three. "
+    assert ends("one two three four five six", 17) == "one two three "
+    assert ends("one two\nthree four", 9) == "one two\n"
+    assert ends("x" * 100, 30) == "x" * 30
 
 
 @pytest.mark.parametrize("start", [-5, 0, 7, 8, 10_000])

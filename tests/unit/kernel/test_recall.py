@@ -103,6 +103,11 @@ def test_neither_one_text_nor_hearsay_fills_the_page() -> None:
     assert sum(handle in {f"t{number}.0" for number in range(20, 30)} for handle in found) == HITS_RETOLD
 
 
+def test_what_was_retold_comes_after_what_was_told_as_well() -> None:
+    told, retold = candidate("t1.0", "the kettle", at=1), candidate("t9.0", "the kettle", at=9, is_retold=True)
+    assert [one.handle for one in rank(query_of("kettle"), [retold, told], 5)] == ["t1.0", "t9.0"]
+
+
 def test_a_text_that_two_pieces_share_is_shown_once() -> None:
     pieces = [candidate("t1.1", "The kettle is here.", 2.0), candidate("t1.1", "The kettle is here.", 1.9)]
     assert len(rank(query_of("kettle"), pieces, 5)) == 1

