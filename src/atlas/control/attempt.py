@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -22,6 +22,7 @@ from atlas.control.history import History, load
 from atlas.control.payload import inline, pack, unpack
 from atlas.control.question import Questions
 from atlas.control.record import Record
+from atlas.control.rest import NOT_HERE_US, Rest
 from atlas.control.signal import CancelBody, answer_facts, resolve_facts
 from atlas.control.world import ChildRefused, ChildStarted, Durable, Granted, Lost, Message, Stop, Tick, World, bug
 from atlas.kernel.code import (
@@ -57,7 +58,6 @@ from atlas.kernel.decide import (
     StartCode,
     WakeAt,
     decide,
-    is_recoverable,
 )
 from atlas.kernel.errors import (
     AtlasError,
@@ -71,9 +71,7 @@ from atlas.kernel.errors import (
 )
 from atlas.kernel.event import (
     NO_SPEND,
-    NULL,
     AttemptStarted,
-    Body,
     CancelRequested,
     EffectAnswered,
     EffectAsked,
@@ -84,14 +82,10 @@ from atlas.kernel.event import (
     EffectResolved,
     Logged,
     OutputCaptured,
-    RunEnded,
-    RunParked,
     ValueRecorded,
 )
 from atlas.kernel.run import Append, Appended, Claimed, RunState, Signal
-from atlas.kernel.state import STEP_SPEND, clock, with_live
-
-NOT_HERE_US: Final = 10_000_000
+from atlas.kernel.state import STEP_SPEND, with_live
 
 
 class Attempt:
@@ -109,6 +103,7 @@ class Attempt:
         self._history: History
         self._record: Record
         self._family: Family
+        self._resting: Rest
         self._unclaimed: set[str] = set()
         self._seen_signals: set[str] = set()
         self._is_retry = False
@@ -168,7 +163,7 @@ class Attempt:
             await self._leave_for_later()
             return None
         try:
-            await self._end(End("failed", error=bug(error).record()))
+            await self._come_to_rest(End("failed", error=bug(error).record()))
         except AtlasError:
             return None
         return self._rest
@@ -191,6 +186,7 @@ class Attempt:
             await world.kill(state.worker)
         self._record = Record(world.ledger, world.clock, self.lease, with_live(state), self._lose)
         self._family = Family(world, self._record, self.post, self._send)
+        self._resting = Rest(world, self._record, self._family)
         self._unclaimed = set(self._history.answers) | set(state.open)
         self._is_loaded = True
         world.boundary("loaded")
@@ -377,12 +373,10 @@ class Attempt:
                 self._send(Cancel(command.reason))
             case Doubt():
                 self._doubt(command.effects, command.reason)
-            case Park():
-                await self._park(command)
+            case Park() | End():
+                await self._come_to_rest(command)
             case Retry():
                 await self._retry()
-            case End():
-                await self._end(command)
             case WakeAt():
                 self._wake_at(command.time_us)
             case _:
@@ -396,7 +390,8 @@ class Attempt:
             job = msgspec.structs.replace(job, attempt=attempt)
             self._code = await world.executor(record.state).start(job, self.post)
         except (Unavailable, NotFound, LedgerCorrupt) as error:
-            return await self._give_back(error)
+            self._rest, self.lost = await self._resting.give_back(error), error
+            return None
         except AtlasError as error:
             return record.observe(has_code=True, finished=Finished(error=error.record()))
         record.observe(has_code=True, unclaimed=len(self._unclaimed), quiet_since_us=world.clock.now_us())
@@ -404,13 +399,6 @@ class Attempt:
         started = AttemptStarted(attempt, self.lease.owner, self._code.process, self._is_retry)
         record.write(started, lazy=True)
         world.boundary("code.started")
-
-    async def _give_back(self, error: AtlasError) -> None:
-        """Leaves a run that cannot be executed here and now for later, or for another machine: it is not its fault."""
-        due_us = self._world.clock.now_us() + NOT_HERE_US
-        said = Logged(f"cannot be executed here: {error.message}", "error")
-        await self._record.write(said, RunParked("interrupted"), state="queued", release=True, due_us=due_us)
-        self._rest, self.lost = "queued", error
 
     async def _recall(self, command: Recall) -> None:
         match command.recorded:
@@ -480,15 +468,6 @@ class Attempt:
         items = tuple(self._record.doubt_item(effect) for effect in effects)
         self._record.write(*doubts, inbox_open=items)
 
-    async def _park(self, command: Park) -> None:
-        await self._stop_code()
-        state = _PARKED_AS[command.reason]
-        signals = self._family.tell_parked() if state != "queued" else ()
-        self._world.boundary("park.before")
-        await self._record.write(RunParked(command.reason), state=state, release=True, signals=signals)
-        self._world.boundary("park.durable")
-        self._rest = state
-
     async def _retry(self) -> None:
         await self._stop_code()
         await self._record.flush()
@@ -506,38 +485,9 @@ class Attempt:
         self._effects.clear()
         self._unclaimed = set(self._history.answers) | set(self._history.state.open)
 
-    async def _end(self, command: End) -> None:
+    async def _come_to_rest(self, command: Park | End) -> None:
         await self._stop_code()
-        ended = await self._terminal_event(command)
-        state = self._record.state
-        known = {*state.doubted, state.abandoned}
-        doubts = tuple(self._record.doubt_item(effect) for effect in ended.unresolved if effect not in known)
-        signals = self._family.cancel_all("the parent run ended") + self._family.tell_parent(ended)
-        closing = await self._closing(ended.state)
-        self._world.boundary("end.before")
-        await self._record.write(
-            *closing, ended, state=ended.state, signals=signals, inbox_open=doubts, inbox_close=tuple(state.asked)
-        )
-        self._world.boundary("end.durable")
-        self._rest = ended.state
-
-    async def _closing(self, outcome: str) -> tuple[Body, ...]:
-        """What the run leaves behind beside its outcome, told from what is durable."""
-        if self._record.state.created.runtime != "prompt":
-            return ()
-        await self._record.flush()
-        return await self._world.closing(self._record.state, outcome)
-
-    async def _terminal_event(self, command: End) -> RunEnded:
-        state = self._record.state
-        outcome, error, output = command.outcome, command.error, NULL
-        if command.finished is not None:
-            error = await self._world.agents.check_output(state, command.finished.output)
-            outcome = "failed" if error is not None else outcome
-            output = NULL if error is not None else await pack(self._world.ledger, command.finished.output)
-        unresolved = tuple(effect for effect, intent in state.open.items() if not is_recoverable(intent))
-        active_us, _ = clock(state, self._world.clock.now_us())
-        return RunEnded(outcome, output, error, unresolved, state.spend, active_us)
+        self._rest = await (self._resting.park(command) if isinstance(command, Park) else self._resting.end(command))
 
     # Small parts
 
@@ -585,12 +535,6 @@ class Attempt:
 
 
 _SAID = (Performed, ValueTaken, Noted, Printed)
-_PARKED_AS: dict[str, RunState] = {
-    "person": "waiting",
-    "children": "waiting",
-    "doubt": "in_doubt",
-    "interrupted": "queued",
-}
 # After these nothing needs to arrive before the next decision.
 _SILENT = (Ask, Doubt, Rejoin, Retry, StartCode)
 
