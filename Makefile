@@ -92,10 +92,11 @@ $(CORE): pyproject.toml constraints.txt
 
 $(PACKAGES): $(CORE)
 	@echo "[3/4] installing what checks and tests use (a minute or so)"
-	@$(PIP) install -c constraints.txt --no-build-isolation -e ".[postgres,dev]"
+	@$(PIP) install -c constraints.txt --no-build-isolation -e ".[postgres,local,providers,dev]"
 	@touch $@
 
-$(SYSTEM): $(PACKAGES) tools/system_parts.py
-	@echo "[4/4] looking for system programs that the tests use"
+$(SYSTEM): $(PACKAGES) tools/system_parts.py src/atlas/models/weights.py
+	@echo "[4/4] fetching the small local model that the tests use (93 MB) and looking for system programs"
+	@ATLAS_MODELS=$(VENV)/models $(BIN)/atlas models pull > /dev/null
 	@$(BIN)/python tools/system_parts.py
 	@touch $@

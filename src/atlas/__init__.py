@@ -13,22 +13,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atlas.app import Atlas as Atlas
+    from atlas.api import Atlas as Atlas
     from atlas.control.report import Result as Result
     from atlas.engine.agent import AgentBase as AgentBase
     from atlas.engine.agent import AgentContext as AgentContext
     from atlas.engine.agent import Done as Done
     from atlas.kernel import errors as errors
     from atlas.kernel.errors import AtlasError as AtlasError
+    from atlas.tools.agent import Agent as Agent
     from atlas.tools.tool import tool as tool
 
 __version__ = "0.1.0"
-__all__ = ["AgentBase", "AgentContext", "Atlas", "AtlasError", "Done", "Result", "__version__", "errors", "tool"]
+__all__ = [
+    "Agent",
+    "AgentBase",
+    "AgentContext",
+    "Atlas",
+    "AtlasError",
+    "Done",
+    "Result",
+    "__version__",
+    "errors",
+    "tool",
+]
 
 _HOMES = {
+    "Agent": "atlas.tools.agent",
     "AgentBase": "atlas.engine.agent",
     "AgentContext": "atlas.engine.agent",
-    "Atlas": "atlas.app",
+    "Atlas": "atlas.api",
     "AtlasError": "atlas.kernel.errors",
     "Done": "atlas.engine.agent",
     "Result": "atlas.control.report",

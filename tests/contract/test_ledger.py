@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-for _part in ("rig", "lease", "queue", "signal", "submit", "append", "read", "wake", "random"):
+for _part in ("rig", "lease", "queue", "signal", "submit", "append", "read", "wake", "budget", "random"):
     pytest.register_assert_rewrite(f"atlas.testing.ledger_{_part}")
 
 from atlas.kernel.port import Ledger  # noqa: E402 - after the asserts are made to explain themselves

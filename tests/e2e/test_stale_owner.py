@@ -161,7 +161,7 @@ class Sleeper:
         return [row for row in await self._desk.rows() if f"|{driver.pid}|" in row.owner]
 
     async def _start(self, fault: str) -> DriverProcess:
-        driver = await DriverProcess.start(self._site, len(self._drivers), fault, until_idle=False)
+        driver = await DriverProcess.start(self._site, len(self._drivers), ("up",), fault)
         self._drivers.append(driver)
         return driver
 

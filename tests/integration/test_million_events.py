@@ -55,7 +55,7 @@ SELECT id, printf('ses_%08d', i / 10), CASE WHEN is_child THEN 0 ELSE i % 10 + 1
     CASE WHEN state = 'queued' AND i <= :runs - :open THEN :start + 86400000000 ELSE 0 END,
     CASE state WHEN 'running' THEN 'ann' ELSE '' END, CASE state WHEN 'queued' THEN 0 ELSE 1 END,
     CASE state WHEN 'running' THEN :start + 3600000000 ELSE 0 END,
-    :events, zeroblob(32), 1, 1, 1, 1, 0, CASE WHEN i > :runs - :open THEN i ELSE 0 END
+    :events, zeroblob(32), 1, 1, 1, 1, 0, CASE WHEN i > :runs - :open THEN i ELSE 0 END, 0
 FROM shape
 """
 _EVENTS = """
@@ -72,7 +72,8 @@ INSERT INTO signal (id, run_id, kind, principal, body, created_us, consumed_seq,
     SELECT 'sig_' || run_id, run_id, 'answer', 'owner', x'7b7d', created_us, state <> 'waiting', 0 FROM run;
 INSERT INTO inbox SELECT run_id, 'step:1', 'approval', agent, principal, x'7b7d', created_us
     FROM run WHERE state = 'waiting';
-INSERT INTO spend SELECT '2026-01-01', agent, principal, count(*), 1, 1, 1 FROM run GROUP BY agent, principal;
+INSERT INTO spend SELECT '2026-01-01', agent, principal, '', 0, count(*), 1, 1, 1, 0, 0 FROM run
+GROUP BY agent, principal;
 INSERT INTO idempotency SELECT principal, agent, run_id, '', run_id FROM run;
 """
 

@@ -13,6 +13,7 @@ from agents_for_tests import AGENTS
 
 from atlas.app import open_host
 from atlas.control.host import Host
+from atlas.kernel.budget import Reservation
 from atlas.kernel.event import AttemptStarted, EffectIntended, decode_body, draft
 from atlas.kernel.model import (
     Asked,
@@ -24,6 +25,7 @@ from atlas.kernel.model import (
     Reply,
     Request,
     StopReason,
+    Tab,
     Text,
     ToolCall,
     ToolResult,
@@ -41,14 +43,17 @@ class FakeAsker:
         self.behaviour = behaviour
         self.requests: list[Request] = []
 
-    async def ask(self, choice: str, request: Request, on_delta: OnDelta) -> Asked:
+    async def ask(self, choice: str, request: Request, on_delta: OnDelta, tab: Tab | None = None) -> Asked:
         self.requests.append(request)
         parts, stop = self.behaviour(request)
         for part in parts:
             if isinstance(part, Text):
                 on_delta(Delta("text", part.text))
         usage = Usage(100, 10)
-        return Asked(Reply(parts, stop, usage, "fake:one"), "fake:one", (Attempt("fake:one", usage, 7),))
+        attempt = Attempt("fake:one", usage, 7)
+        if tab is not None:
+            tab.attempts.append(attempt)
+        return Asked(Reply(parts, stop, usage, "fake:one"), "fake:one", (attempt,))
 
 
 def say(text: str) -> tuple[tuple[Part, ...], StopReason]:
@@ -263,7 +268,10 @@ def test_a_lost_model_call_is_asked_again_with_the_recorded_request(vault_dir: P
             (claimed,) = await host.ledger.claim("dead", limit=1, lease_s=60, max_running=9, run_id=again.run_id)
             facts = (AttemptStarted(1, "dead"), recorded)
             now = host.clock.now_us()
-            await host.ledger.append(Append(claimed.lease, tuple(draft(fact, now, "owner") for fact in facts)))
+            assert recorded.hold is not None
+            drafts = tuple(draft(fact, now, "owner") for fact in facts)
+            reserve = Reservation(recorded.effect, recorded.hold)
+            await host.ledger.append(Append(claimed.lease, drafts, reserve=reserve))
             await host.ledger.expire("dead")
         (vault_dir / "agents" / "advisor" / "persona" / "IDENTITY.md").write_text("Edited meanwhile.\n")
         second = FakeAsker(lambda request: say("answered now"))
@@ -281,7 +289,7 @@ def test_cancelling_ends_a_turn_that_waits_for_its_model(vault_dir: Path) -> Non
     asked = asyncio.Event()
 
     class Slow(FakeAsker):
-        async def ask(self, choice: str, request: Request, on_delta: OnDelta) -> Asked:
+        async def ask(self, choice: str, request: Request, on_delta: OnDelta, tab: Tab | None = None) -> Asked:
             asked.set()
             await asyncio.Event().wait()
             raise AssertionError

@@ -311,7 +311,7 @@ def test_environment_is_the_users_without_atlas_own(folder: Write) -> None:
     environ = {**os.environ, "MINE": "yes", "ATLAS_LEDGER_URL": "postgres://secret"}
 
     async def body(host: WorkerToolHost) -> None:
-        assert json.loads((await call(host, here, "environment")).text) == ["yes", [], here]
+        assert json.loads((await call(host, here, "environment")).text) == ["yes", ["ATLAS_RUN_ID"], here]
 
     run(body, environ=environ)
 

@@ -181,16 +181,19 @@ def test_environment_is_the_users_without_atlas_own(agent: Agent, monkeypatch: p
     given = {**os.environ, "MY_SETTING": "given"}
     job = agent(
         """
-        own = sorted(name for name in os.environ if name.startswith("ATLAS_"))
+        own = {name: text for name, text in os.environ.items() if name.startswith("ATLAS_")}
         return [own, os.environ["MY_SETTING"], sys.stdin.read(), sys.argv]
         """
     )
 
     async def main() -> None:
         async with WorkerPool() as pool:
-            assert await FakeDriver(pool).output(job) == [[], "kept", "", ["agent.py"]]
+            own = {"ATLAS_RUN_ID": job.run_id}  # so that nothing it starts answers in a person's place
+            assert await FakeDriver(pool).output(job) == [own, "kept", "", ["agent.py"]]
+            other = msgspec.structs.replace(job, run_id="run_other")
+            assert (await FakeDriver(pool).output(other))[0] == {"ATLAS_RUN_ID": "run_other"}
         async with WorkerPool(environ=given) as pool:
-            assert await FakeDriver(pool).output(job) == [[], "given", "", ["agent.py"]]
+            assert await FakeDriver(pool).output(job) == [own, "given", "", ["agent.py"]]
 
     asyncio.run(main())
 

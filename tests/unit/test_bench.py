@@ -1,10 +1,13 @@
-"""The arithmetic and the pages of the benchmark; nothing here measures time."""
+"""The arithmetic, the pages and the model of the benchmark; nothing here judges a time."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from http.client import HTTPConnection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +27,8 @@ def load(name: str) -> ModuleType:
     return module
 
 
+# The one module of the folder that another one under test imports by its name.
+loop_report = sys.modules["loop_report"] = load("loop_report")
 report = load("report")
 
 
@@ -51,7 +56,27 @@ def results() -> dict[str, Any]:
     cases["start"] = {name: [sample() for _ in range(3)] for name in names}
     machine = {"cores": 2, "processor": "none", "platform": "none", "load_1min": 0.1, "load_after": 0.2}
     head = {"day": "2026-01-01", "repetitions": 3, "crowd_runs": 10, "worker_steps": 300}
+    return {**head, "machine": machine, "versions": {"Atlas": "1"}, "loop": loop(machine), "cases": cases}
+
+
+def loop(machine: dict[str, Any]) -> dict[str, Any]:
+    """A tool loop whose aims are reached exactly: the cheapest peer's step costs eight times ours."""
+    ours = {"cpu_ms": 500.0, "runs_cpu_ms": 200.0, "runs_wall_ms": 400.0, "peak_all_mb": 90.0, "failed": 0}
+    peer = {**ours, "runs_cpu_ms": 1600.0}
+    cases: dict[str, Any] = {}
+    for case in ("loop", "once", "crowd"):
+        sides = {side: peer if side in loop_report.FRAMEWORKS else ours for side in loop_report.NAMES}
+        dear = {side: {**sample, "runs_cpu_ms": 9999.0} for side, sample in sides.items() if side == "langgraph"}
+        cases[case] = {side: [dict(sample)] * 3 for side, sample in {**sides, **dear}.items()}
+    head = {"day": "2026-01-01", "steps": 20, "crowd_steps": 5, "repetitions": 3, "runs": 10, "crowd_runs": 1000}
     return {**head, "machine": machine, "versions": {"Atlas": "1"}, "cases": cases}
+
+
+def changed_loop(case: str, side: str, **changes: Any) -> dict[str, Any]:
+    """Those results with one side of one case of the tool loop changed."""
+    seen = results()
+    seen["loop"]["cases"][case][side] = [{**each, **changes} for each in seen["loop"]["cases"][case][side]]
+    return seen
 
 
 def changed(case: str, side: str, **changes: Any) -> dict[str, Any]:
@@ -132,10 +157,39 @@ def test_aims_that_are_reached_exactly_are_met() -> None:
             lambda: changed("start", "import_atlas", cpu_ms=61.0), "`import atlas`, whole process", id="a slow import"
         ),
         pytest.param(lambda: changed("start", "help", cpu_ms=101.0), "`atlas --help`, whole process", id="a slow help"),
+        pytest.param(
+            lambda: changed_loop("loop", "agno", runs_cpu_ms=1590.0),
+            "agno, the best peer : Atlas, step of a tool loop, further aim",
+            id="a peer that is a little cheaper than the further aim",
+        ),
+        pytest.param(
+            lambda: changed_loop("crowd", "atlas", failed=1),
+            "1,000 concurrent prompt runs, failed",
+            id="a run of a crowd that failed",
+        ),
     ],
 )
 def test_a_miss_is_said_and_nothing_else_is(change: Callable[[], dict[str, Any]], missed: str) -> None:
     assert [aim.what for aim in report.aims(change()) if not aim.is_met] == [missed]
+
+
+def test_the_nearer_aim_of_the_tool_loop_is_a_quarter() -> None:
+    missed = [aim.what for aim in report.aims(changed_loop("loop", "agno", runs_cpu_ms=799.0)) if not aim.is_met]
+    assert missed == [
+        "agno, the best peer : Atlas, step of a tool loop",
+        "agno, the best peer : Atlas, step of a tool loop, further aim",
+    ]
+
+
+def test_the_best_peer_is_the_one_with_the_cheapest_median() -> None:
+    seen = changed_loop("loop", "pydantic_ai", runs_cpu_ms=1000.0)["loop"]
+    assert loop_report.best_peer(seen, "loop", loop_report.step_cpu(seen)) == ("pydantic_ai", [5.0, 5.0, 5.0])
+
+
+def test_results_without_a_tool_loop_have_no_table_of_it() -> None:
+    seen = {name: value for name, value in results().items() if name != "loop"}
+    assert "Tool loop" not in report.as_markdown(seen)
+    assert len(report.aims(seen)) == len(report.aims(results())) - 3
 
 
 def test_both_pages_show_every_table_and_every_aim() -> None:
@@ -160,4 +214,55 @@ def test_every_package_of_the_peer_is_pinned() -> None:
     lines = (ROOT / "bench" / "constraints.txt").read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     assert all(line.count("==") == 1 for line in pins)
-    assert {"langgraph", "langgraph-checkpoint-sqlite"} <= {line.partition("==")[0] for line in pins}
+    wanted = {"langgraph-checkpoint-sqlite", *(package for _, package in loop_report.FRAMEWORKS.values())}
+    assert wanted <= {line.partition("==")[0] for line in pins}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_model_calls_its_tool_in_all_steps_but_the_last(stream: bool) -> None:
+    command = [sys.executable, str(ROOT / "bench" / "model_server.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        address = server.stdout.readline().decode().strip().removeprefix("http://").removesuffix("/v1")
+        connection = HTTPConnection(address, timeout=10)
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
+        numbers = []
+        while "tool_calls" in (said := asked(connection, messages, stream)):
+            call = said["tool_calls"][0]
+            numbers.append(json.loads(call["function"]["arguments"])["number"])
+            messages += [said, {"role": "tool", "tool_call_id": call["id"], "content": "found"}]
+        connection.close()
+        server.stdin.close()
+    assert numbers == [1, 2, 3, 4]
+    assert said["content"].strip() == "All numbers were looked up."
+
+
+def asked(connection: HTTPConnection, messages: list[dict[str, Any]], stream: bool) -> dict[str, Any]:
+    """What the model of the bench says, put together again when it came in pieces."""
+    body = {"model": "lookup-5", "messages": messages, "stream": stream}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    data = connection.getresponse().read().decode()
+    if not stream:
+        message: dict[str, Any] = json.loads(data)["choices"][0]["message"]
+        return message
+    events = [line.removeprefix("data: ") for line in data.split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
+    pieces = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    if not pieces:
+        return {"role": "assistant", "content": "".join(delta.get("content") or "" for delta in deltas)}
+    function = {"name": "lookup", "arguments": "".join(piece["function"]["arguments"] for piece in pieces)}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": pieces[0]["id"], "function": function}]}
+
+
+def test_cpu_time_holds_what_living_children_used() -> None:
+    workload = load("loop_workload")
+    before = workload.cpu_ms()
+    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        living = workload.cpu_ms() - before
+        assert workload.peak_mb() > 0
+    assert living >= 250

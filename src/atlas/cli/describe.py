@@ -13,6 +13,7 @@ from atlas.kernel.event import (
     EffectAsked,
     EffectDoubted,
     EffectIntended,
+    EffectJudged,
     EffectReceived,
     EffectRefused,
     EffectResolved,
@@ -23,6 +24,7 @@ from atlas.kernel.event import (
     RunEnded,
     RunParked,
     TurnClosed,
+    TurnSteered,
     ValueRecorded,
 )
 
@@ -49,6 +51,9 @@ def _describe(body: Body) -> str:
             return f"by {body.by}" + (f": {body.reason}" if body.reason else "")
         case TurnClosed():
             return body.title
+        case TurnSteered():
+            at = f"{body.moment} {body.step}" + (f".{body.call}" if body.call else "")
+            return f"{body.by} at {at}: {body.decision}" + (f": {body.text}" if body.text else "")
         case RunParked():
             return f"until something wakes it ({body.reason})"
         case RunEnded():
@@ -62,6 +67,7 @@ def _describe_effect(
     body: EffectIntended
     | EffectReceived
     | EffectRefused
+    | EffectJudged
     | EffectAsked
     | EffectAnswered
     | EffectDoubted
@@ -70,18 +76,26 @@ def _describe_effect(
     match body:
         case EffectIntended():
             child = f" as {body.child_run_id}" if body.child_run_id else ""
-            return f"{body.kind} {body.name} ({body.effect_class}){child}  {preview(body.args)}"
+            by = f" by {body.answered_by}" if body.answered_by.startswith(("mandate:", "grant:")) else ""
+            changed = " with changed arguments" if body.is_edited else ""
+            return f"{body.kind} {body.name} ({body.effect_class}){child}{by}{changed}  {preview(body.args)}"
         case EffectReceived():
             what = f"{body.error.code}: {body.error.message}" if body.error is not None else preview(body.result)
             took = f" in {duration(body.duration_us)}" if body.duration_us else ""
             return f"{body.effect} {body.source}{took}  {what}"
         case EffectRefused():
             return f"{body.kind} {body.name}: {body.error.code}: {body.error.message}"
+        case EffectJudged():
+            changed = f"  {preview(body.args)}" if body.verdict == "revise" else ""
+            return f"{body.effect} {body.verdict} by {body.by}: {body.reason}{changed}"
         case EffectAsked():
             return f"{body.name} ({body.effect_class}): {body.reason}  {preview(body.args)}"
         case EffectAnswered():
             word = "approved" if body.approved else "denied"
-            return f"{body.effect} {word} by {body.by}" + (f": {body.reason}" if body.reason else "")
+            why = f": {body.reason}" if body.reason else ""
+            changed = f"  with {preview(body.args)}" if body.args is not None else ""
+            kept = f", remembered for this {body.remember}" if body.remember else ""
+            return f"{body.effect} {word} by {body.by}{why}{kept}{changed}"
         case EffectDoubted():
             return f"{body.effect}: {body.reason}"
         case EffectResolved():

@@ -19,7 +19,7 @@ from atlas.cli.item import items_of_tree, question
 from atlas.cli.live import LiveView
 from atlas.cli.stream import Stream
 from atlas.cli.terminal import Terminal
-from atlas.cli.text import count, duration, money, short
+from atlas.cli.text import clean, count, duration, money, short
 from atlas.cli.watch import Watch
 from atlas.control.report import RunReport
 from atlas.kernel.run import PARKED, TERMINAL, RunRow, RunState
@@ -79,9 +79,10 @@ class Interrupts:
 
 async def drive_run(terminal: Terminal, host: Host, run_id: str, *, is_quiet: bool = False) -> int:
     """Drives the run until it rests, prints its result and returns the exit code."""
-    row = await host.find_run(run_id)
+    row, began_us = await host.find_run(run_id), host.clock.now_us()
     view = LiveView(terminal, run_id, row.agent, is_quiet=is_quiet)
     stream = Stream(terminal, view.hide)
+    view.before_line = stream.break_line
     interrupts = Interrupts(host, view.say)
     with interrupts.heard():
         if row.state not in TERMINAL:
@@ -98,9 +99,23 @@ async def drive_run(terminal: Terminal, host: Host, run_id: str, *, is_quiet: bo
             is_shown=is_shown,
             is_quiet=is_quiet,
         )
+        await _print_alerts(terminal, host, began_us)
         if row.state not in TERMINAL and not interrupts.presses:
             await _finish_others(terminal, host, interrupts)
     return INTERRUPTED if interrupts.presses and not _rests(report.state) else exit_code(report.state)
+
+
+async def _print_alerts(terminal: Terminal, host: Host, since_us: int) -> None:
+    """What was spent has come near a cap meanwhile: said where it happens, once in each period."""
+    if terminal.is_json:
+        return
+    for alert in await host.ledger.warned(since_us):
+        terminal.note(alert_line(terminal, alert.cap, alert.fraction, alert.period))
+
+
+def alert_line(terminal: Terminal, cap: str, fraction: float, period: str) -> str:
+    """A threshold of a cap that was reached, in one line."""
+    return f"{terminal.style('alert', 'yellow')}  {clean(cap)}: {fraction:.0%} reached ({period or 'tree'})"
 
 
 async def print_result(

@@ -154,5 +154,19 @@ def _write_details(error: BaseException, vault: str | None, program: Program | N
     except (AtlasError, OSError):
         handle, name = tempfile.mkstemp(".txt", "atlas-fault-")
     with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.writelines(traceback.format_exception(error))
+        file.write(_redacted(error, vault, program))
     return Path(name)
+
+
+def _redacted(error: BaseException, vault: str | None, program: Program | None) -> str:
+    """The traceback without any secret of the vault; without its words when it cannot be told what the secrets are."""
+    from atlas.kernel.redact import Redactor
+
+    text = "".join(traceback.format_exception(error))
+    if program is None:
+        return text
+    try:
+        store = program.secrets(vault)
+        return Redactor((name, store.get(name) or "") for name in store.names()).text(text)
+    except AtlasError:
+        return "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__ + "\n"

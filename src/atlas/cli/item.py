@@ -7,6 +7,7 @@ moves another one to its place.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from atlas.control.report import InboxEntry
 from atlas.control.trace import timestamp
 from atlas.kernel.errors import Conflict, NotFound
+from atlas.kernel.principal import OWNER
 from atlas.kernel.run import RunQuery
 
 if TYPE_CHECKING:
@@ -38,11 +40,21 @@ class Item(msgspec.Struct, frozen=True):
     reason: str
     created_at: str
     created_us: int
+    principal: str = OWNER
+    rule: str = ""
+    layer: str = ""
+    root_run_id: str = ""
+    cost_usd: float = 0.0
+    expires_at: str = ""
+    expires_us: int = 0
+    second_person: bool = False
+    is_editable: bool = False
+    escalated_to: str = ""
 
 
-async def list_items(host: Host) -> list[Item]:
-    """Everything that waits, oldest first, each with its number."""
-    entries = await host.inbox()
+async def list_items(host: Host, principal: str = OWNER) -> list[Item]:
+    """Everything that waits and is the principal's business, oldest first, each with its number."""
+    entries = await host.inbox(principal)
     numbers = _numbers(entries)
     return [
         Item(
@@ -57,6 +69,16 @@ async def list_items(host: Host) -> list[Item]:
             entry.reason,
             timestamp(entry.created_us),
             entry.created_us,
+            entry.principal,
+            entry.rule,
+            entry.layer,
+            entry.root_run_id or entry.run_id,
+            entry.cost_usd,
+            timestamp(entry.expires_us) if entry.expires_us else "",
+            entry.expires_us,
+            entry.second_person,
+            entry.is_editable,
+            entry.escalated_to,
         )
         for number, entry in zip(numbers, entries, strict=True)
     ]
@@ -70,9 +92,9 @@ async def items_of_tree(host: Host, run_id: str) -> list[Item]:
     return [item for item in await list_items(host) if item.run_id in inside]
 
 
-async def get_item(host: Host, word: str, effect: str | None, kind: str) -> Item:
+async def get_item(host: Host, word: str, effect: str | None, kind: str, principal: str = OWNER) -> Item:
     """The question that a number, a run, or a run and an effect name; it must be of `kind`."""
-    items = await list_items(host)
+    items = await list_items(host, principal)
     if effect is None:
         numbered = [item for item in items if item.item == word]
         if numbered:
@@ -93,13 +115,31 @@ async def get_item(host: Host, word: str, effect: str | None, kind: str) -> Item
     return _of_kind(fitting[0], kind)
 
 
+async def get_approvals(host: Host, word: str, principal: str = OWNER) -> list[Item]:
+    """Everything that a run asks approval for; for one that nobody spawned, what those below it ask for as well."""
+    row = await host.find_run(word)
+    items = [item for item in await list_items(host, principal) if item.kind == "approval"]
+    mine = [item for item in items if row.run_id in (item.run_id, item.root_run_id)]
+    if not mine:
+        raise NotFound(f"run {row.run_id} asks for no approval", hint="'atlas inbox' lists what waits.")
+    return mine
+
+
+def together(items: list[Item]) -> list[list[Item]]:
+    """The items of each tree of runs together, the tree that has waited longest first."""
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.root_run_id or item.run_id, []).append(item)
+    return list(groups.values())
+
+
 def first_number(run_id: str, effect: str) -> str:
     """The number that a question gets unless another one that waits has the same."""
     return _number(_digest(run_id, effect), _SIZES[0])
 
 
-def question(terminal: Terminal, item: Item) -> list[str]:
-    """What is asked, and the commands that answer it."""
+def question(terminal: Terminal, item: Item, now_us: int = 0) -> list[str]:
+    """What is asked and why, and the commands that answer it."""
     from atlas.cli.text import clean, one_line
 
     args = one_line(bytes(item.args).decode("utf-8", "replace"), 200)
@@ -113,8 +153,29 @@ def question(terminal: Terminal, item: Item) -> list[str]:
             ("it did not", f"inbox not-done {item.item}"),
             ("give up", f"inbox abandon {item.item}"),
         ]
-    lines = [head] + ([f"  because: {clean(item.reason)}"] if item.reason else [])
+    rule = f" ({item.layer}: {clean(item.rule)})" if item.rule else ""
+    lines = [head] + ([f"  because: {clean(item.reason)}{rule}"] if item.reason else [])
+    lines += [f"  {about}"] if (about := ", ".join(_about(item, now_us))) else []
     return lines + [f"  {meaning + ':':13}{terminal.command(words)}" for meaning, words in answers]
+
+
+def _about(item: Item, now_us: int) -> Iterator[str]:
+    """For whom, at what cost, until when, and who else must look."""
+    from atlas.cli.text import clean, duration, money
+
+    if item.principal != OWNER:
+        yield f"for {clean(item.principal)}"
+    if item.kind == "approval":
+        yield f"cost so far {money(item.cost_usd)}"
+    if item.expires_us and now_us:
+        left_us = item.expires_us - now_us
+        yield f"expires in {duration(left_us)}" if left_us > 0 else "expired"
+    elif item.expires_at:
+        yield f"expires {item.expires_at}"
+    if item.second_person:
+        yield "a second person must approve it (--as NAME)"
+    if item.escalated_to:
+        yield f"passed on to {clean(item.escalated_to)}"
 
 
 def _of_kind(item: Item, kind: str) -> Item:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,8 @@ class LiveView:
         self._progress = ""
         self._began = time.monotonic()
         self._status: Status | None = None
+        self.before_line: Callable[[], None] = lambda: None
+        """Called before a line that nothing keeps apart from what an agent is saying."""
 
     def __enter__(self) -> LiveView:
         """Shows the moving line where there is a terminal to move on."""
@@ -82,6 +85,7 @@ class LiveView:
     def say(self, text: str) -> None:
         """A line of the command's own."""
         if self._status is None:
+            self.before_line()
             self._terminal.note(text)
         else:
             from rich.text import Text

@@ -62,6 +62,9 @@ class EffectShape(msgspec.Struct, frozen=True):
     reason: str
     source: str
     child_run_id: str
+    answered_by: str = ""
+    is_edited: bool = False
+    opinion: str = ""
 
 
 class EventShape(msgspec.Struct, frozen=True):
@@ -143,6 +146,9 @@ def effect_shape(effect: EffectTrace, args: msgspec.Raw, result: msgspec.Raw) ->
         effect.reason,
         effect.source,
         effect.child_run_id,
+        effect.answered_by,
+        effect.is_edited,
+        effect.opinion,
     )
 
 

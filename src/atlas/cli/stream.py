@@ -32,6 +32,11 @@ class Stream:
         self.answer += delta.text
         self._terminal.answer(delta.text)
 
+    def break_line(self) -> None:
+        """Gives what comes between two pieces a line of its own on a terminal; the answer itself stays as it is."""
+        if self.answer and not self.answer.endswith("\n") and self._terminal.is_screen:
+            self._terminal.note()
+
     def end_line(self) -> None:
         """Ends what was printed; what follows is another answer."""
         if self.answer and not self.answer.endswith("\n"):

@@ -52,6 +52,12 @@ class Terminal:
         """The use cases over the chosen vault."""
         return self.program.open(self.vault)
 
+    def require_person(self) -> None:
+        """Raises PolicyRefused when this command acts in a run's name: then it decides nothing."""
+        from atlas.kernel.principal import INSIDE, refuse_inside
+
+        refuse_inside(self.program.environ.get(INSIDE, ""))
+
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """The result of `work` on an event loop of its own."""
         try:

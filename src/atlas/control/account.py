@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
-from atlas.control.history import History, bodies, created_of
+from atlas.control.history import bodies, created_of
 from atlas.control.payload import unpack
 from atlas.kernel.context import Session
-from atlas.kernel.decide import Recorded
 from atlas.kernel.digest import Done, title_of
 from atlas.kernel.errors import ErrorRecord
-from atlas.kernel.event import NULL, EffectReceived, EffectRefused, Event, Payload, RunCreated, TurnClosed
-from atlas.kernel.excerpt import one_line
+from atlas.kernel.event import (
+    NULL,
+    EffectReceived,
+    EffectRefused,
+    Event,
+    InputFile,
+    Payload,
+    RunCreated,
+    TurnClosed,
+    TurnSteered,
+)
+from atlas.kernel.excerpt import boundary, one_line
+from atlas.kernel.gate import Recorded
+from atlas.kernel.media import TEXT, Given
 from atlas.kernel.model import Asked, Text, ToolCall
 from atlas.kernel.port import Ledger
 from atlas.kernel.recall import Handle, Provenance
@@ -29,13 +41,17 @@ _LOOK_BACK: Final = 100
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One thing that was recorded; `label` names who said it, `calls` what the model asked for in this step."""
+    """One thing that was recorded; `label` names who said it, `calls` what the model asked for in this step.
+
+    `blob` holds the text of a file that was given.
+    """
 
     handle: Handle
     provenance: Provenance
     label: str
     text: str = ""
     payload: Payload = NULL
+    blob: str = ""
     calls: tuple[ToolCall, ...] = ()
     seq: int = 0
     at: int = 0
@@ -53,7 +69,7 @@ class Account:
     @property
     def is_retelling(self) -> bool:
         """Whether the run looked back and did nothing else: what it says, others said before."""
-        used = {entry.label for entry in self.entries if entry.handle.call is not None}
+        used = {entry.label for entry in self.entries if entry.handle.step and entry.handle.call}
         return RECALL_TOOL in used and used <= {RECALL_TOOL, NOTE_TOOL}
 
     async def text(self, handle: Handle) -> str | None:
@@ -68,7 +84,9 @@ class Account:
         return self._unperformed(handle)
 
     async def whole(self, entry: Entry) -> str:
-        """The entry's text; the model's words are text already, a tool's result may lie in a blob."""
+        """The entry's text; the model's words are text already, a tool's result or a file may lie in a blob."""
+        if entry.blob:
+            return (await self._ledger.get_blob(entry.blob)).decode()
         if entry.payload is NULL:
             return entry.text
         return result_text(await unpack(self._ledger, entry.payload))
@@ -147,13 +165,19 @@ async def read(ledger: Ledger, turn: int, events: Iterable[Event]) -> Account:
     for event, body in bodies(events):
         match body:
             case RunCreated():
-                text = user_text(await unpack(ledger, body.input))
+                text = said_text(await unpack(ledger, body.input), body.files, turn)
                 entry = Entry(Handle(turn, 0), "user", "user", text, seq=event.seq, at=event.position)
-                entries.append(entry)
+                entries += (entry, *_given_entries(body.files, turn, event))
             case EffectReceived() | EffectRefused():
                 handle = handle_of(body.effect, turn)
                 if handle is not None:
+                    if handle.call is None:  # a step that was asked again: only what it came to counts
+                        entries = [one for one in entries if one.handle != handle]
                     entries.append(await _effect(ledger, handle, body, event))
+            case TurnSteered() if body.decision in ("continue", "deny") and body.detail != NULL:
+                # An answer has no calls, and a denied call no result: the place of the first, or its own, is free.
+                handle = Handle(turn, body.step, body.call or 1)
+                entries.append(Entry(handle, "observed", body.by, "", body.detail, seq=event.seq, at=event.position))
             case TurnClosed():
                 title = body.title
             case _:
@@ -163,14 +187,16 @@ async def read(ledger: Ledger, turn: int, events: Iterable[Event]) -> Account:
     return Account(ledger, turn, entries, title)
 
 
-async def done_of(ledger: Ledger, turn: int, history: History, outcome: str) -> Done:
+async def done_of(
+    ledger: Ledger, turn: int, created: RunCreated, answers: Mapping[str, Recorded], outcome: str
+) -> Done:
     """What happened in a turn, from its record alone."""
     tools: list[str] = []
     notes: list[Note] = []
     samples: list[Sample] = []
     failed = last = 0
     answer, is_pieced, was_cut = "", False, False
-    for effect, recorded in history.answers.items():
+    for effect, recorded in answers.items():
         handle = handle_of(effect, turn)
         if handle is None:
             continue
@@ -189,7 +215,7 @@ async def done_of(ledger: Ledger, turn: int, history: History, outcome: str) -> 
             calls = [part for part in heard.reply.parts if isinstance(part, ToolCall)]
             taken = (note_of(call, f"{handle}.{number}") for number, call in enumerate(calls, start=1))
             notes += [note for note in taken if note is not None]
-    user = user_text(await unpack(ledger, history.state.created.input))
+    user = said_text(await unpack(ledger, created.input), created.files, turn)
     return Done(turn, user, answer, last, is_pieced, tuple(tools), failed, tuple(notes), tuple(samples), outcome)
 
 
@@ -255,12 +281,46 @@ def handle_of(effect: str, turn: int) -> Handle | None:
     return None
 
 
-def user_text(raw: msgspec.Raw) -> str:
-    """What the user said, from a run's input."""
+def user_text(raw: msgspec.Raw, files: Sequence[InputFile] = ()) -> str:
+    """What the user said, from a run's input; nothing when only files were given."""
     value = msgspec.json.decode(raw)
+    if files and value == {}:
+        return ""
     if isinstance(value, dict) and set(value) == {"text"}:
         return str(value["text"])
     return value if isinstance(value, str) else msgspec.json.format(bytes(raw), indent=1).decode()
+
+
+def said_text(raw: msgspec.Raw, files: Sequence[InputFile], turn: int) -> str:
+    """What the user said, with a line for each file that came with it."""
+    words = user_text(raw, files)
+    lines = (f"[{one.line}]" for one in _named(files, turn))
+    return "\n".join((*((words,) if words else ()), *lines))
+
+
+async def given(ledger: Ledger, files: Sequence[InputFile], turn: int, head_bytes: int) -> tuple[Given, ...]:
+    """The files of a turn; of a text the first `head_bytes`, because no request shows more."""
+    found: list[Given] = []
+    for one in _named(files, turn):
+        if one.file.media_type == TEXT:
+            data = await ledger.get_blob(one.file.blob)
+            one = replace(one, head=data[: boundary(data, head_bytes)].decode())
+        found.append(one)
+    return tuple(found)
+
+
+def _named(files: Sequence[InputFile], turn: int) -> Iterable[Given]:
+    return (Given(file, str(Handle(turn, 0, number))) for number, file in enumerate(files, start=1))
+
+
+def _given_entries(files: Sequence[InputFile], turn: int, event: Event) -> Iterable[Entry]:
+    """The files as entries: a text can be recalled and searched, of anything else there is only what it is."""
+    for number, one in enumerate(_named(files, turn), start=1):
+        handle, file = Handle(turn, 0, number), one.file
+        is_text = file.media_type == TEXT
+        text = "" if is_text else f"{one.line}, {file.blob}: it was shown in its own turn and has no text to recall."
+        blob = file.blob if is_text else ""
+        yield Entry(handle, "observed", f"file {file.name}", text, blob=blob, seq=event.seq, at=event.position)
 
 
 def result_text(raw: msgspec.Raw) -> str:

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from atlas.control.history import History
 from atlas.control.payload import pack, unpack
+from atlas.kernel.budget import micro_usd, pool_of
 from atlas.kernel.code import CallMade, Job
 from atlas.kernel.config import Execution
-from atlas.kernel.contract import Contract
+from atlas.kernel.contract import Budget, Contract
 from atlas.kernel.decide import deadline_us
-from atlas.kernel.errors import CircuitOpen, ErrorRecord, Invalid, Problem, RunFailed, Unavailable
-from atlas.kernel.event import ForkPoint, Limits, RunCreated, draft
+from atlas.kernel.errors import CircuitOpen, Conflict, ErrorRecord, Invalid, Problem, RunFailed, Unavailable
+from atlas.kernel.event import Critical, ForkPoint, InputFile, Limits, RunCreated, draft
+from atlas.kernel.hold import Pool
 from atlas.kernel.ident import RUN, SESSION, new_id
+from atlas.kernel.media import MAX_FILES, examine
+from atlas.kernel.policy import descend
 from atlas.kernel.port import Clock, Ledger, Vault
+from atlas.kernel.principal import check_principal
+from atlas.kernel.rule import Ancestor
 from atlas.kernel.run import NewRun, Submitted
 from atlas.kernel.state import State
+from atlas.kernel.tool import LoadedTool, ToolDefinition
 
+NO_BUDGET: Final = Budget()
 INLINE_PLACE = "inline:"
+"""Where a run of an agent that is defined in code may be driven: in a process that has that agent."""
+_INLINE_FILE = "inline.json"
+_CONTRACT_FILE = "agent.yaml"
+_MOST_USD: Final = 1_000_000_000
 
 
 class Schema(Protocol):
@@ -36,13 +48,44 @@ class Schema(Protocol):
         ...
 
 
+class Inline(msgspec.Struct, frozen=True):
+    """An agent that is defined in code: a class, or instructions with functions as tools."""
+
+    contract: Contract
+    instructions: str = ""
+    tools: tuple[LoadedTool, ...] = ()
+    cls: type | None = None
+
+    @property
+    def place(self) -> str:
+        """Where its runs are driven, and what stands for the folder of its tools."""
+        return f"{INLINE_PLACE}{self.contract.name}"
+
+    def is_same(self, other: Inline) -> bool:
+        """Whether both are one agent, down to the very functions."""
+
+        def parts(one: Inline) -> tuple[object, ...]:
+            return one.contract, one.instructions, one.cls, tuple(tool.function for tool in one.tools)
+
+        return parts(self) == parts(other)
+
+
+class Words(msgspec.Struct, frozen=True):
+    """What a run pins of a prompt agent that is defined in code: all but the functions of its tools."""
+
+    contract: Contract
+    instructions: str
+    tools: tuple[ToolDefinition, ...]
+
+
 class Pinned(msgspec.Struct, frozen=True):
-    """An agent as a run sees it: fixed when the run was submitted."""
+    """An agent as a run sees it: fixed when the run was submitted. `words` are those of one defined in code."""
 
     contract: Contract
     snapshot: str
     folder: str
     place: str = ""
+    words: Words | None = None
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -54,6 +97,11 @@ class Options(msgspec.Struct, frozen=True):
     due_us: int = 0
     unattended: bool = False
     principal: str = "owner"
+    budget_usd: float | None = None
+    critical_usd: float = 0.0
+    why: str = ""
+    allow: tuple[str, ...] | None = None
+    deny: tuple[str, ...] = ()
 
 
 class Agents:
@@ -67,7 +115,9 @@ class Agents:
         execution: Execution,
         compile_schema: Callable[[dict[str, Any]], Schema],
         not_json: Callable[[Any], Sequence[Problem]],
-        inline: Mapping[str, Contract],
+        check_model: Callable[[str], Awaitable[None]] | None = None,
+        fleet: Budget = NO_BUDGET,
+        check_hooks: Callable[[Contract], None] = lambda _: None,
     ) -> None:
         self._vault = vault
         self._ledger = ledger
@@ -75,16 +125,46 @@ class Agents:
         self._execution = execution
         self._compile = compile_schema
         self._not_json = not_json
-        self._inline = inline
+        self._check_model = check_model
+        self._check_hooks = check_hooks
+        self._fleet = fleet
+        self._inline: dict[str, Inline] = {}
         self._pinned: dict[str, Pinned] = {}
         self._schemas: dict[tuple[str, str], Schema] = {}
 
-    async def submit(self, name: str, value: Any, options: Options) -> Submitted:
+    def add(self, agent: Inline) -> None:
+        """Makes an agent that is defined in code known; Conflict when another one has its name."""
+        name = agent.contract.name
+        known = self._inline.get(name)
+        if known is not None and known.is_same(agent):
+            return
+        if known is not None or name in self._vault.agents():
+            where = "this vault" if known is None else "this Atlas"
+            raise Conflict(
+                f"{where} has another agent called {name}",
+                hint="Give one of them another name; to run one agent again, pass the same Agent.",
+                code="agent_name_taken",
+            )
+        self._inline[name] = agent
+
+    async def submit(
+        self,
+        name: str,
+        value: Any,
+        options: Options,
+        files: Sequence[tuple[str, bytes]] = (),
+        *,
+        detached: bool = False,
+    ) -> Submitted:
         """Queues a run of the agent on a valid input; the same key gives the same run."""
         options = _checked(options)
         agent = await self._pin(name)
         _require_available(agent.contract)
+        self._check_hooks(agent.contract)
+        if not detached:
+            await self._require_model(agent.contract)
         valid = self._valid_input(agent, value)
+        kept = await self._keep(agent.contract, files)
         raw = msgspec.json.encode(valid, order="deterministic")
         run_id = self._new_id(RUN)
         created = RunCreated(
@@ -101,8 +181,13 @@ class Agents:
             may_spawn=agent.contract.requires.spawn_agents,
             key=options.key,
             place=agent.place,
+            files=kept,
+            pools=self._root_pools(run_id, agent.contract, options.budget_usd),
+            lineage=(_as_ancestor(agent.contract),),
+            narrow=_narrowing(agent.contract.name, options),
+            critical=_critical(options),
         )
-        fingerprint = _fingerprint(raw, options)
+        fingerprint = _fingerprint(raw, options, kept)
         return await self._ledger.submit(self._new_run(run_id, created, options, fingerprint))
 
     async def fork(self, source: RunCreated, point: ForkPoint, options: Options) -> Submitted:
@@ -125,6 +210,9 @@ class Agents:
             key=options.key,
             place=agent.place,
             fork=point,
+            pools=self._root_pools(run_id, agent.contract, options.budget_usd),
+            lineage=descend(source.lineage, _as_ancestor(agent.contract)),
+            critical=None,
         )
         new = self._new_run(run_id, created, options, _fingerprint(point.hash.encode(), options))
         return await self._ledger.submit(msgspec.structs.replace(new, branch_of=source.session_id))
@@ -134,6 +222,8 @@ class Agents:
         asked = msgspec.json.decode(call.args)
         agent = await self._pin(str(asked["agent"]))
         _require_available(agent.contract)
+        self._check_hooks(agent.contract)
+        await self._require_model(agent.contract)
         valid = self._valid_input(agent, asked["input"])
         await self._check_circuit(agent)
         above = parent.created
@@ -154,6 +244,9 @@ class Agents:
             unattended=above.unattended,
             may_spawn=agent.contract.requires.spawn_agents,
             place=agent.place,
+            pools=(*above.pools, *_own_pool(run_id, agent.contract)),
+            lineage=descend(above.lineage, above.narrow, _as_ancestor(agent.contract)),
+            critical=above.critical,
         )
         return self._new_run(run_id, created, Options(principal=parent.principal), "")
 
@@ -185,6 +278,15 @@ class Agents:
             output_limit_bytes=self._execution.output_limit_mb * 1024 * 1024,
         )
 
+    async def contract_of(self, created: RunCreated) -> Contract:
+        """The contract that a run pins."""
+        return (await self._pinned_agent(created)).contract
+
+    async def secrets(self, job: Job) -> tuple[str, ...]:
+        """The names of the secrets that the contract behind a job lets its code have."""
+        agent = await (self.pinned(job.snapshot) if is_stored(job.snapshot) else self._pin(job.agent))
+        return agent.contract.secrets
+
     async def check_output(self, state: State, output: msgspec.Raw) -> ErrorRecord | None:
         """What is wrong with an output under the run's pinned contract."""
         agent = await self._pinned_agent(state.created)
@@ -199,14 +301,14 @@ class Agents:
             code="output_invalid",
         ).record()
 
-    async def contract(self, snapshot: str) -> Contract:
-        """The contract that a snapshot pins."""
-        return (self._pinned.get(snapshot) or await self._open(snapshot)).contract
+    async def pinned(self, snapshot: str) -> Pinned:
+        """The agent that a snapshot pins."""
+        return self._pinned.get(snapshot) or await self._open(snapshot)
 
     async def _pin(self, name: str) -> Pinned:
-        contract = self._inline.get(name)
-        if contract is not None:
-            return Pinned(contract, f"{INLINE_PLACE}{name}", "", f"{INLINE_PLACE}{name}")
+        inline = self._inline.get(name)
+        if inline is not None:
+            return await self._pin_inline(inline)
         snapshot = self._vault.snapshot(name)
         known = self._pinned.get(snapshot.digest)
         if known is not None:
@@ -217,16 +319,53 @@ class Agents:
             self._vault.place(snapshot.digest, files)
         return await self._open(snapshot.digest)
 
+    async def _pin_inline(self, inline: Inline) -> Pinned:
+        """A class is pinned by its name alone; of a prompt agent everything but its tools' functions is."""
+        if inline.contract.runtime != "prompt":
+            return Pinned(inline.contract, inline.place, "", inline.place)
+        # Where a function stands in its file is not part of what it is.
+        tools = tuple(msgspec.structs.replace(tool.definition, where="") for tool in inline.tools)
+        raw = msgspec.json.encode(Words(inline.contract, inline.instructions, tools))
+        manifest = {_INLINE_FILE: hashlib.sha256(raw).hexdigest()}
+        digest = hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
+        if digest not in self._pinned:
+            await self._store(digest, {_INLINE_FILE: raw})
+        return await self.pinned(digest)
+
     async def _pinned_agent(self, created: RunCreated) -> Pinned:
-        if created.place.startswith(INLINE_PLACE):
-            return await self._pin(created.agent)
-        return self._pinned.get(created.snapshot) or await self._open(created.snapshot)
+        return await (self.pinned(created.snapshot) if is_stored(created.snapshot) else self._pin(created.agent))
 
     async def _open(self, digest: str) -> Pinned:
-        folder = self._vault.placed(digest) or self._vault.place(digest, await self._fetch(digest))
-        pinned = Pinned(self._vault.contract_in(folder), digest, folder)
-        self._pinned[digest] = pinned
+        folder = self._vault.placed(digest)
+        if folder is None:
+            files = await self._fetch(digest)
+            if _INLINE_FILE in files and _CONTRACT_FILE not in files:
+                return self._open_inline(digest, files[_INLINE_FILE])
+            folder = self._vault.place(digest, files)
+        pinned = self._pinned[digest] = Pinned(self._vault.contract_in(folder), digest, folder)
         return pinned
+
+    def _open_inline(self, digest: str, raw: bytes) -> Pinned:
+        words = msgspec.json.decode(raw, type=Words)
+        place = f"{INLINE_PLACE}{words.contract.name}"
+        pinned = self._pinned[digest] = Pinned(words.contract, digest, "", place, words)
+        return pinned
+
+    async def _require_model(self, contract: Contract) -> None:
+        """Refuses a prompt agent that no model could answer for, before there is a run."""
+        if contract.runtime == "prompt" and self._check_model is not None:
+            await self._check_model(contract.model.preference)
+
+    async def _keep(self, contract: Contract, files: Sequence[tuple[str, bytes]]) -> tuple[InputFile, ...]:
+        """The files, examined and then kept as blobs."""
+        if files and contract.runtime != "prompt":
+            raise Invalid(f"{contract.name} takes no files", hint="Only prompt agents do.", code="files_not_taken")
+        if len(files) > MAX_FILES:
+            raise Invalid(f"a run takes at most {MAX_FILES} files, not {len(files)}", code="too_many_files")
+        found = tuple(examine(name, data, number) for number, (name, data) in enumerate(files, start=1))
+        for _, data in files:
+            await self._ledger.put_blob(data)
+        return found
 
     async def _store(self, digest: str, files: Mapping[str, bytes]) -> None:
         """Keeps the files as blobs, so that any machine that shares the ledger can place them again."""
@@ -288,19 +427,25 @@ class Agents:
 
     def _limits(self, contract: Contract) -> Limits:
         execution, budget = self._execution, contract.budget
-        wanted = [limit for limit in (contract.timeout_s, budget.wall_s) if limit is not None]
-        children = execution.max_children_per_run
+        wanted = [limit for limit in (contract.timeout_s, budget.wall_s, self._fleet.wall_s) if limit is not None]
+        children = [execution.max_children_per_run, budget.children, self._fleet.children]
         return Limits(
             timeout_s=min(wanted, default=execution.timeouts.agent),
             # An agent that was given more time than a tree has by default gets it when it is the root.
             tree_timeout_s=max(execution.timeouts.chain, min(wanted, default=0)),
             depth=execution.max_spawn_depth,
-            children=children if budget.children is None else min(children, budget.children),
+            children=min(limit for limit in children if limit is not None),
             tree_runs=execution.max_runs_per_tree,
             spawns_per_minute=execution.max_spawns_per_minute,
             tree_tokens=execution.resource_budget.max_tokens_per_chain,
             cancel_grace_s=execution.cancel_grace_s,
         )
+
+    def _root_pools(self, run_id: str, contract: Contract, usd_given: float | None) -> tuple[Pool, ...]:
+        """The pool of a run that nobody spawned: what its contract, the vault and whoever submitted it allow."""
+        chain = Budget(tokens_per_run=self._execution.resource_budget.max_tokens_per_chain)
+        pool = pool_of(run_id, (contract.budget, self._fleet, chain), usd_given)
+        return () if pool is None else (pool,)
 
     def _new_run(self, run_id: str, created: RunCreated, options: Options, fingerprint: str) -> NewRun:
         now_us = self._clock.now_us()
@@ -330,9 +475,44 @@ class Agents:
 def _checked(options: Options) -> Options:
     """Options of the types they say; what a program passes is not checked by anybody before."""
     try:
-        return msgspec.convert(msgspec.structs.asdict(options), Options)
+        checked = msgspec.convert(msgspec.structs.asdict(options), Options)
     except msgspec.ValidationError as error:
         raise Invalid(f"an option is of the wrong type: {error}", code="option_invalid") from None
+    check_principal(checked.principal)
+    _check_money("budget_usd", checked.budget_usd)
+    _check_money("critical_usd", checked.critical_usd)
+    return checked
+
+
+def _check_money(name: str, amount: float | None) -> None:
+    if amount is not None and not 0 <= amount <= _MOST_USD:
+        hint = f"Give dollars, from 0 to {_MOST_USD:,}."
+        raise Invalid(f"{name} is no amount: {amount:g}", hint=hint, code="option_invalid")
+
+
+def _own_pool(run_id: str, contract: Contract) -> tuple[Pool, ...]:
+    pool = pool_of(run_id, (contract.budget,))
+    return () if pool is None else (pool,)
+
+
+def _narrowing(agent: str, options: Options) -> Ancestor | None:
+    """What whoever submits a run takes away from it."""
+    if options.allow is None and not options.deny:
+        return None
+    return Ancestor(agent, options.allow, options.deny)
+
+
+def _as_ancestor(contract: Contract) -> Ancestor:
+    """An agent with the tools that its contract gives it: the last of its run's lineage."""
+    return Ancestor(contract.name, contract.tools.allow, contract.tools.deny)
+
+
+def _critical(options: Options) -> Critical | None:
+    if not options.critical_usd:
+        return None
+    if not options.why.strip():
+        raise Invalid("to raise a cap, say why", hint="--critical USD --why TEXT", code="why_missing")
+    return Critical(micro_usd(options.critical_usd), options.why, options.principal)
 
 
 def _require_available(contract: Contract) -> None:
@@ -362,12 +542,21 @@ def _narrow(own: Limits, parent: Limits) -> Limits:
         children=min(own.children, parent.children),
         tree_runs=min(own.tree_runs, parent.tree_runs),
         spawns_per_minute=min(own.spawns_per_minute, parent.spawns_per_minute),
-        tree_tokens=min(own.tree_tokens, parent.tree_tokens),
+        tree_tokens=parent.tree_tokens,
         cancel_grace_s=min(own.cancel_grace_s, parent.cancel_grace_s),
     )
 
 
-def _fingerprint(raw: bytes, options: Options) -> str:
+def is_stored(snapshot: str) -> bool:
+    """Whether the ledger holds what a run pins; of an agent that is a class of a program only its name is known."""
+    return not snapshot.startswith(INLINE_PLACE)
+
+
+def _fingerprint(raw: bytes, options: Options, files: Sequence[InputFile] = ()) -> str:
     """What makes two submissions under one key the same."""
     chosen = msgspec.json.encode([options.session_id, options.priority, options.unattended])
-    return hashlib.sha256(raw + b"\0" + chosen).hexdigest()
+    limits = (options.budget_usd, options.critical_usd, options.allow, options.deny)
+    if limits != (None, 0.0, None, ()):
+        chosen += msgspec.json.encode(limits)
+    given = b"\0" + msgspec.json.encode(files) if files else b""
+    return hashlib.sha256(raw + b"\0" + chosen + given).hexdigest()

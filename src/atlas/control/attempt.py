@@ -17,14 +17,31 @@ from typing import assert_never
 
 import msgspec
 
+from atlas.control.admit import Admissions, failed, settled, unaffordable
+from atlas.control.fact import intent_of, question_of, receipt_of, refusal_of
 from atlas.control.family import Family
 from atlas.control.history import History, load
-from atlas.control.payload import inline, pack, unpack
+from atlas.control.payload import pack, unpack
 from atlas.control.question import Questions
 from atlas.control.record import Record
 from atlas.control.rest import NOT_HERE_US, Rest
 from atlas.control.signal import CancelBody, answer_facts, resolve_facts
-from atlas.control.world import ChildRefused, ChildStarted, Durable, Granted, Lost, Message, Stop, Tick, World, bug
+from atlas.control.takeover import take_over
+from atlas.control.world import (
+    Admitted,
+    ChildRefused,
+    ChildStarted,
+    Durable,
+    Granted,
+    Judged,
+    Lost,
+    Message,
+    NotAdmitted,
+    Stop,
+    Tick,
+    World,
+    bug,
+)
 from atlas.kernel.code import (
     Answer,
     CallMade,
@@ -37,31 +54,15 @@ from atlas.kernel.code import (
     Printed,
     Probe,
     Probed,
+    Steered,
     ValueTaken,
 )
-from atlas.kernel.decide import (
-    Ask,
-    CancelCode,
-    Command,
-    Doubt,
-    End,
-    Examine,
-    Intend,
-    Park,
-    Recall,
-    Refuse,
-    Reject,
-    Rejoin,
-    Repeat,
-    Retry,
-    Spawn,
-    StartCode,
-    WakeAt,
-    decide,
-)
+from atlas.kernel.decide import CancelCode, Command, Doubt, End, Park, Retry, StartCode, WakeAt, decide
 from atlas.kernel.errors import (
     AtlasError,
+    BudgetBusy,
     Fault,
+    Invalid,
     LedgerCorrupt,
     LedgerUnavailable,
     NotFound,
@@ -74,9 +75,7 @@ from atlas.kernel.event import (
     AttemptStarted,
     CancelRequested,
     EffectAnswered,
-    EffectAsked,
     EffectDoubted,
-    EffectIntended,
     EffectReceived,
     EffectRefused,
     EffectResolved,
@@ -84,6 +83,7 @@ from atlas.kernel.event import (
     OutputCaptured,
     ValueRecorded,
 )
+from atlas.kernel.gate import Ask, Consult, Examine, Intend, Recall, Refuse, Reject, Rejoin, Repeat
 from atlas.kernel.run import Append, Appended, Claimed, RunState, Signal
 from atlas.kernel.state import STEP_SPEND, with_live
 
@@ -94,6 +94,7 @@ class Attempt:
     def __init__(self, world: World, claimed: Claimed, tasks: asyncio.TaskGroup) -> None:
         self.run_id = claimed.lease.run_id
         self.lease = claimed.lease
+        self._claimed = claimed
         self._world = world
         self._inbox: deque[Message] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -104,6 +105,8 @@ class Attempt:
         self._record: Record
         self._family: Family
         self._resting: Rest
+        self._admissions: Admissions
+        self._tasks = tasks
         self._unclaimed: set[str] = set()
         self._seen_signals: set[str] = set()
         self._is_retry = False
@@ -138,7 +141,10 @@ class Attempt:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            self._questions.stop()
+            await self._questions.stop()
+            if self._is_loaded:
+                self._record.hand_over()
+                self._admissions.stop()
             if self._code is not None:
                 await self._code.stop()
             if self._is_loaded:
@@ -148,7 +154,7 @@ class Attempt:
 
     async def _step(self) -> None:
         """Carries out what is decided now, then waits for something to happen."""
-        commands = decide(self._record.state, self._world.clock.now_us())
+        commands = decide(self._record.state, self._world.clock.now_us(), self._world.authority)
         for command in commands:
             await self._carry_out(command)
         if self._rest is None and not any(isinstance(command, _SILENT) for command in commands):
@@ -163,7 +169,7 @@ class Attempt:
             await self._leave_for_later()
             return None
         try:
-            await self._come_to_rest(End("failed", error=bug(error).record()))
+            await self._come_to_rest(End("failed", error=self._world.redact(bug(error).record())))
         except AtlasError:
             return None
         return self._rest
@@ -178,15 +184,11 @@ class Attempt:
         world = self._world
         self._history = await load(world.ledger, self.run_id)
         state = self._history.state
-        if state.is_leased and state.worker is not None:
-            # The owner before us did not give the run back. Its worker may still be performing an effect,
-            # so it dies before anything here decides what that effect became. A process that slept since its claim
-            # must not kill its successor's worker: the commit proves that all that was loaded is older than the lease.
-            await world.ledger.append(Append(lease=self.lease))
-            await world.kill(state.worker)
+        await take_over(world, self._claimed, state)
         self._record = Record(world.ledger, world.clock, self.lease, with_live(state), self._lose)
         self._family = Family(world, self._record, self.post, self._send)
         self._resting = Rest(world, self._record, self._family)
+        self._admissions = Admissions(world, self._record, self._tasks, self.post)
         self._unclaimed = set(self._history.answers) | set(state.open)
         self._is_loaded = True
         world.boundary("loaded")
@@ -222,6 +224,14 @@ class Attempt:
                 await self._probed(message)
             case Durable():
                 self._go_on(message)
+            case Admitted():
+                record.accept(message.intent)
+                self._go_on(Durable(message.call))
+            case Judged(call=call):
+                record.write(message.fact, settle=message.settle)
+                self._put_back(call)
+            case NotAdmitted():
+                self._not_admitted(message)
             case ChildStarted():
                 self._remember(await self._family.started(message.intent))
             case ChildRefused(call=call, error=Refused() as error):
@@ -240,8 +250,11 @@ class Attempt:
                 record.write(Logged(message.message, message.level, message.fraction), lazy=True)
             case Printed():
                 record.write(OutputCaptured(message.stream, message.text), lazy=True)
+            case Steered():
+                record.write(message.fact, lazy=True)
             case Stop():
                 record.observe(is_stopping=True)
+                self._admissions.leave()
             case Lost():
                 raise message.error
             case Tick():
@@ -258,24 +271,22 @@ class Attempt:
         if recorded is not None:
             await self._recall(Recall(call, recorded))
         else:
+            if call.need is None and self._is_asked_here(call):
+                call = msgspec.structs.replace(call, need=self._world.need(bytes(call.args)))
             self._record.state.live.calls[call.id] = call
 
     async def _performed(self, message: Performed) -> None:
+        if (lapsed := self._questions.lapsed(message)) is not None:
+            return await self._admissions.begin(lapsed, self._record.state.open[lapsed.effect], lapsed=message)
         effect = self._under_way(message.id)
         if effect is None:
-            return
+            return None
         self._world.boundary("receipt.before")
-        result = inline(message.result) or await pack(self._world.ledger, message.result)
-        receipt = EffectReceived(
-            effect,
-            result,
-            message.error,
-            duration_us=message.duration_us,
-            spend=message.spend,
-            model=message.model,
-        )
+        receipt = await receipt_of(self._world.ledger, effect, message)
         self._remember(receipt)
-        self._record.write(receipt, lazy=True, spend=STEP_SPEND.plus(message.spend))
+        settle = settled(self._record.state.open.get(effect), receipt, message)
+        spend = STEP_SPEND if settle else STEP_SPEND.plus(message.spend)
+        self._record.write(receipt, lazy=True, spend=spend, settle=settle)
         self._world.boundary("receipt.written")
         if self._questions.is_answered(message.id):
             self._send(Answer(message.id, message.result, message.error))
@@ -290,10 +301,11 @@ class Attempt:
                 result = await pack(self._world.ledger, message.result)
                 receipt = EffectReceived(effect, result, source="probed")
                 self._remember(receipt)
-                self._record.write(receipt, lazy=True, spend=STEP_SPEND)
+                settle = settled(self._record.state.open.get(effect), receipt)
+                self._record.write(receipt, lazy=True, spend=STEP_SPEND, settle=settle)
                 self._send(Answer(message.id, message.result))
             case "not_done":
-                self._send(Perform(message.id, self._effect_key(effect)))
+                self._send(self._perform(message.id, effect))
             case "unknown":
                 self._under_way(message.id)
                 self._doubt((effect,), f"the probe could not tell: {message.message}")
@@ -304,10 +316,10 @@ class Attempt:
         call = message.call
         self._world.boundary("intent.durable")
         if self._is_asked_here(call):
-            self._questions.ask(call)
+            self._questions.ask(call, self._record.state.open[call.effect].hold)
             return
         key = self._effect_key(call.effect)
-        self._send(Probe(call.id, key) if message.probe else Perform(call.id, key))
+        self._send(Probe(call.id, key) if message.probe else self._perform(call.id, call.effect))
         self._world.boundary("perform.sent")
 
     def _is_asked_here(self, call: CallMade) -> bool:
@@ -343,22 +355,28 @@ class Attempt:
         receipt = next((fact for fact in facts if isinstance(fact, EffectReceived)), None)
         self._remember(receipt)
         spend = NO_SPEND if receipt is None else STEP_SPEND
-        self._record.write(*facts, consumed=(signal.id,), inbox_close=tuple({f.effect for f in facts}), spend=spend)
+        settle = () if receipt is None else settled(self._record.state.open.get(receipt.effect), receipt)
+        closed = tuple({fact.effect for fact in facts})
+        self._record.write(*facts, consumed=(signal.id,), inbox_close=closed, spend=spend, settle=settle)
 
     # What is decided
 
     async def _carry_out(self, command: Command) -> None:
+        if isinstance(command, Intend | Ask | Refuse | Consult) and command.ruling is not None:
+            await self._world.keep_policy(command.ruling.version)
         match command:
             case StartCode():
                 await self._start_code()
             case Recall():
                 await self._recall(command)
+            case Intend() if command.call.kind == "spawn":
+                await self._spawn(command)
             case Intend():
                 await self._intend(command)
+            case Consult():
+                self._consult(command)
             case Repeat() | Examine():
-                self._repeat(command)
-            case Spawn():
-                await self._spawn(command.call)
+                await self._repeat(command)
             case Rejoin():
                 await self._family.rejoin(command.call)
             case Ask():
@@ -410,56 +428,83 @@ class Attempt:
 
     async def _intend(self, command: Intend) -> None:
         call = command.call
-        intent = EffectIntended(
-            call.effect,
-            call.kind,
-            call.name,
-            inline(call.args) or await pack(self._world.ledger, call.args),
-            call.args_hash,
-            call.effect_class,
-            call.idempotent,
-            call.can_probe,
-            reason=command.ruling.reason,
-            answered_by=command.answered_by,
-        )
+        intent = await intent_of(self._world.ledger, command)
         self._world.boundary("intent.before")
-        self._perform_when(call, self._record.write(intent), Durable(call))
+        if call.kind == "tool" and call.effect_class == "read_only" and call.need is None and command.standing is None:
+            # Nothing happens to the world, so nothing is lost when this process dies before the intent is durable.
+            self._record.write(intent, lazy=True)
+            self._under_way_with(call)
+            self._go_on(Durable(call))
+        elif call.need is None and command.standing is None:
+            self._perform_when(call, self._record.write(intent), Durable(call))
+        else:
+            self._under_way_with(call)
+            await self._admissions.begin(call, intent, command.standing)
 
-    def _repeat(self, command: Repeat | Examine) -> None:
+    async def _repeat(self, command: Repeat | Examine) -> None:
         call, state = command.call, self._record.state
+        if call.need is not None:
+            # Nobody knows what the lost call used: its reservation is settled in full, and it is reserved for anew.
+            self._under_way_with(call)
+            return await self._admissions.begin(call, state.open[call.effect])
         # The commit proves that this process still holds the lease. A person's leave to perform is good for one try,
         # so it is used up by a new intent; otherwise there is nothing new to record.
         facts = (state.open[call.effect],) if call.effect in state.permitted else ()
         self._perform_when(call, self._record.write(*facts), Durable(call, probe=isinstance(command, Examine)))
+        return None
 
-    def _perform_when(self, call: CallMade, commit: asyncio.Future[Appended], message: Durable) -> None:
+    def _under_way_with(self, call: CallMade) -> None:
         self._drop(call)
         self._record.state.live.performing[call.effect] = call.id
         self._effects[call.id] = call.effect
-        commit.add_done_callback(lambda done: None if _failed(done) else self.post(message))
 
-    async def _spawn(self, call: CallMade) -> None:
+    def _perform_when(self, call: CallMade, commit: asyncio.Future[Appended], message: Durable) -> None:
+        self._under_way_with(call)
+        commit.add_done_callback(lambda done: None if failed(done) else self.post(message))
+
+    async def _spawn(self, command: Intend) -> None:
+        call = command.call
         self._family.expect(call)
         try:
-            await self._family.start(call)
+            await self._family.start(command)
         except AtlasError as error:
             self._family.forget(call.effect)
             self._refuse(Refuse(call, "deny", error.record()))
 
+    def _consult(self, command: Consult) -> None:
+        self._under_way_with(command.call)
+        self._questions.consult(self._record, command)
+
     async def _ask(self, command: Ask) -> None:
-        call = command.call
-        args = inline(call.args) or await pack(self._world.ledger, call.args)
-        asked = EffectAsked(call.effect, call.kind, call.name, args, call.args_hash, call.effect_class, command.reason)
-        item = self._record.inbox_item(call.effect, "approval", msgspec.json.encode(asked))
+        asked = await question_of(self._world.ledger, command, self._world.expires_us())
+        item = self._record.inbox_item(asked.effect, "approval", msgspec.json.encode(asked))
         self._record.write(asked, inbox_open=(item,))
         self._world.boundary("asked")
+
+    def _not_admitted(self, message: NotAdmitted) -> None:
+        """No money for the call: it is refused, or, when an earlier try of it was lost, it ends with that."""
+        if message.is_mandate_empty:
+            self._record.observe(unmandated=self._record.state.live.unmandated | {message.call.effect})
+            return self._put_back(message.call)
+        if not isinstance(message.error, Refused | Invalid | BudgetBusy):
+            return self._lose(message.error)
+        call = message.call
+        self._under_way(call.id)
+        if isinstance(message.error, BudgetBusy):
+            return None
+        intent = self._record.state.open.get(call.effect)
+        if intent is None:
+            return self._refuse(Refuse(call, "deny", message.error.record()))
+        receipt = unaffordable(intent, message)
+        self._remember(receipt)
+        self._record.write(receipt, spend=STEP_SPEND, settle=settled(intent, receipt))
+        self._send(Answer(call.id, error=receipt.error))
+        return None
 
     def _refuse(self, command: Refuse) -> None:
         call = command.call
         self._drop(call)
-        refused = EffectRefused(
-            call.effect, call.kind, call.name, call.args_hash, call.effect_class, command.decision, command.error
-        )
+        refused = self._history.answers[call.effect] = refusal_of(command)
         self._record.write(refused, lazy=True)
         self._send(Answer(call.id, error=command.error))
 
@@ -486,14 +531,22 @@ class Attempt:
         self._unclaimed = set(self._history.answers) | set(self._history.state.open)
 
     async def _come_to_rest(self, command: Park | End) -> None:
-        await self._stop_code()
-        self._rest = await (self._resting.park(command) if isinstance(command, Park) else self._resting.end(command))
+        await self._stop_code(is_end=isinstance(command, End))
+        if isinstance(command, Park):
+            self._rest = await self._resting.park(command)
+        else:
+            self._rest = await self._resting.end(command, self._history.answers)
 
     # Small parts
 
     def _send(self, message: Answer | Perform | Probe | Cancel) -> None:
         if self._code is not None:
             self._code.send(message)
+
+    def _perform(self, call_id: int, effect: str) -> Perform:
+        intent = self._record.state.open[effect]
+        args = intent.args.json if intent.is_edited else None
+        return Perform(call_id, self._effect_key(effect), args, intent.hold)
 
     def _effect_key(self, effect: str) -> str:
         return f"{self.run_id}/{effect}"
@@ -509,11 +562,16 @@ class Attempt:
         if receipt is not None:
             self._history.answers[receipt.effect] = receipt
 
+    def _put_back(self, call: CallMade) -> None:
+        self._under_way(call.id)
+        self._record.state.live.calls[call.id] = call
+
     def _drop(self, call: CallMade) -> None:
         self._record.state.live.calls.pop(call.id, None)
 
-    async def _stop_code(self) -> None:
-        self._questions.stop()
+    async def _stop_code(self, *, is_end: bool = False) -> None:
+        await self._questions.stop(is_end=is_end)
+        self._admissions.stop()
         if self._code is None:
             return
         await self._code.stop()
@@ -534,10 +592,6 @@ class Attempt:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.post, Tick())
 
 
-_SAID = (Performed, ValueTaken, Noted, Printed)
+_SAID = (Performed, ValueTaken, Noted, Printed, Steered)
 # After these nothing needs to arrive before the next decision.
 _SILENT = (Ask, Doubt, Rejoin, Retry, StartCode)
-
-
-def _failed(done: asyncio.Future[Appended]) -> bool:
-    return done.cancelled() or done.exception() is not None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import resources
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -14,7 +15,7 @@ from atlas.kernel.code import Job
 from atlas.kernel.contract import Contract
 from atlas.kernel.errors import NotFound
 from atlas.kernel.model import ToolCall, ToolResult
-from atlas.kernel.port import ToolHost, Vault
+from atlas.kernel.port import SHARED, ToolHost, Vault
 from atlas.kernel.token import limits_of
 from atlas.kernel.tool import ToolDefinition, ToolFinding, ToolOutcome
 
@@ -55,14 +56,20 @@ class Checked(Protocol):
         ...
 
 
+Declared: TypeAlias = Sequence[ToolDefinition] | None
+"""What the tools of a folder declare; None where the folder has to be asked."""
+
+
 class Toolbox(msgspec.Struct, frozen=True):
     """The tools of a host, as functions: finding, checking, and performing the built-in ones."""
 
-    catalogue: Callable[[Sequence[str], Sequence[str] | None, Sequence[str]], Awaitable[Mapping[str, Offer]]]
+    catalogue: Callable[[Mapping[str, Declared], Sequence[str] | None, Sequence[str]], Awaitable[Mapping[str, Offer]]]
     check: Callable[[ToolCall, Mapping[str, ToolDefinition]], Checked | ToolResult]
     call_builtin: Callable[[str, str, bytes], Awaitable[ToolOutcome]]
     host: ToolHost
     agent_folder: Callable[[str], str]
+    redact: Callable[[str], str] = str
+    grant: Callable[[str, Sequence[str], Sequence[str]], Awaitable[dict[str, str]]] | None = None
 
 
 class Desk:
@@ -82,8 +89,16 @@ class Desk:
         self.tools = {name: offer.definition for name, offer in offers.items()}
         self._job = job
         self._offers = offers
+        self._fingerprints: dict[str, str] = {}
         self._toolbox = toolbox
         self._recall = recall
+
+    def fingerprint(self, name: str) -> str:
+        """The hash of a tool's definition; an approval of a call holds for the tool as it was then."""
+        if name not in self._fingerprints:
+            definition = msgspec.structs.replace(self.tools[name], where="")
+            self._fingerprints[name] = hashlib.sha256(msgspec.json.encode(definition)).hexdigest()[:16]
+        return self._fingerprints[name]
 
     def check(self, call: ToolCall) -> Checked | ToolResult:
         """The call, ready to be performed, or what tells the model what is wrong with it."""
@@ -97,7 +112,11 @@ class Desk:
         return await self._toolbox.host.resources(offer.folder, checked.definition.name, checked.args)
 
     async def perform(self, checked: Checked, effect_key: str, rate: float) -> ToolOutcome:
-        """What the call comes to; `rate` is how many bytes of an answer make a token."""
+        """What the call comes to, redacted; `rate` is how many bytes of an answer make a token."""
+        outcome = await self._perform(checked, effect_key, rate)
+        return msgspec.structs.replace(outcome, text=self._toolbox.redact(outcome.text))
+
+    async def _perform(self, checked: Checked, effect_key: str, rate: float) -> ToolOutcome:
         name = checked.definition.name
         if name == "recall":
             return ToolOutcome(await self._bring_back(checked.value, rate))
@@ -105,12 +124,20 @@ class Desk:
         if not offer.folder:
             folder = self._toolbox.agent_folder(self._job.agent)
             return await self._toolbox.call_builtin(folder, name, checked.args)
-        return await self._toolbox.host.call(offer.folder, name, checked.args, effect_key)
+        secrets = await self._secrets(checked.definition)
+        return await self._toolbox.host.call(offer.folder, name, checked.args, effect_key, secrets)
 
     async def probe(self, checked: Checked, effect_key: str) -> ToolFinding:
         """Whether a call that may have happened did."""
         offer = self._offers[checked.definition.name]
-        return await self._toolbox.host.probe(offer.folder, checked.definition.name, checked.args, effect_key)
+        secrets = await self._secrets(checked.definition)
+        return await self._toolbox.host.probe(offer.folder, checked.definition.name, checked.args, effect_key, secrets)
+
+    async def _secrets(self, definition: ToolDefinition) -> dict[str, str]:
+        """The values that a call is given: those that its tool declares, when the contract names them too."""
+        if not definition.secrets or self._toolbox.grant is None:
+            return {}
+        return await self._toolbox.grant(self.contract.name, self.contract.secrets, definition.secrets)
 
     async def _bring_back(self, wanted: Mapping[str, Any], rate: float) -> str:
         run_id, handle, words = self._job.run_id, wanted.get("handle"), wanted.get("find")
@@ -134,13 +161,21 @@ class Desks:
         self._guide = (resources.files("atlas.control") / "guide.md").read_text(encoding="utf-8")
 
     async def lay(self, job: Job) -> Desk:
-        """The desk for a job; persona edits count from the next turn on."""
-        contract = await self._agents.contract(job.snapshot)
-        allow = contract.tools.allow
-        folders = (job.folder,) if job.folder else ()
+        """The desk for a job; persona edits count from the next turn on. An agent's own tools hide the vault's."""
+        agent = await self._agents.pinned(job.snapshot)
+        contract, words = agent.contract, agent.words
+        if words is not None:
+            # What it declared when the run was submitted; whoever performs a call has the functions.
+            folders: dict[str, Declared] = {agent.place: words.tools}
+            allow: tuple[str, ...] | None = tuple(tool.name for tool in words.tools)
+            persona: tuple[str, ...] = (words.instructions,)
+        else:
+            folders = {job.folder: None, f"{job.folder}/{SHARED}": None}
+            allow = contract.tools.allow
+            persona = self._persona(contract)
         allowed = None if allow is None else (*allow, *ALWAYS)
         offers = await self._toolbox.catalogue(folders, allowed, contract.tools.deny)
-        system = (*self._persona(contract), self._guide)
+        system = tuple(map(self._toolbox.redact, (*persona, self._guide)))
         return Desk(job, contract, system, offers, self._toolbox, self._recall)
 
     def _persona(self, contract: Contract) -> tuple[str, ...]:

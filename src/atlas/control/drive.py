@@ -98,6 +98,7 @@ class Driver:
         self._is_finishing = False
         self._leaves_when_idle = False
         self._nudged = asyncio.Event()
+        self._places = options.places
 
     @property
     def in_hand(self) -> int:
@@ -137,6 +138,12 @@ class Driver:
         self._nudged.set()
         return await future
 
+    def serve(self, place: str) -> None:
+        """Claims runs of one more place from here on."""
+        if place not in self._places:
+            self._places = (*self._places, place)
+            self._nudged.set()
+
     def finish(self) -> None:
         """Claims nothing new from here on, except what runs in hand wait for."""
         self._is_finishing = True
@@ -174,7 +181,7 @@ class Driver:
 
     async def _claim(self, tasks: asyncio.TaskGroup) -> bool:
         """Takes what may be taken now; True when anything was."""
-        claimed = await self._claim_wanted()
+        claimed: list[Claimed] = []
         needed = not self._is_finishing or any(attempt.waits_for_children for attempt in self._attempts.values())
         if needed and self._slots.free > 0:
             options = self._options
@@ -183,8 +190,10 @@ class Driver:
                 limit=self._slots.free,
                 lease_s=options.lease_s,
                 max_running=options.max_running,
-                places=options.places,
+                places=self._places,
             )
+        # Nearly always they are among those just taken, all in one commit.
+        claimed += await self._claim_wanted({each.lease.run_id for each in claimed})
         # Signals are read after claiming: one that was sent before cannot be missed, one sent later wakes us.
         signals = await self._ledger.signals()
         for each in claimed:
@@ -195,11 +204,12 @@ class Driver:
                 attempt.post(signal)
         return bool(claimed)
 
-    async def _claim_wanted(self) -> list[Claimed]:
+    async def _claim_wanted(self, taken: set[str]) -> list[Claimed]:
+        """Takes the runs that somebody waits for, however many are in hand."""
         claimed: list[Claimed] = []
         for run_id in list(self._wanted):
             self._wanted.discard(run_id)
-            if run_id in self._attempts:
+            if run_id in self._attempts or run_id in taken:
                 continue
             row = await self._ledger.run(run_id)
             if row.state in TERMINAL:
@@ -210,7 +220,7 @@ class Driver:
                 limit=1,
                 lease_s=options.lease_s,
                 max_running=options.max_running,
-                places=options.places,
+                places=self._places,
                 run_id=run_id,
             )
         return claimed

@@ -13,6 +13,7 @@ from atlas.control.world import ChildRefused, ChildStarted, Granted, Message, Wo
 from atlas.kernel.code import Answer, CallMade
 from atlas.kernel.errors import AtlasError
 from atlas.kernel.event import EffectIntended, EffectReceived, RunEnded
+from atlas.kernel.gate import Intend, ruled
 from atlas.kernel.run import PARKED, NewSignal, Signal, TreeLimits
 from atlas.kernel.state import STEP_SPEND
 
@@ -33,12 +34,12 @@ class Family:
         self._is_in_line = False
         self.has_slot = True
 
-    async def start(self, call: CallMade) -> None:
+    async def start(self, command: Intend) -> None:
         """Starts a child; `ChildStarted` follows when it is durable, `ChildRefused` when its tree is full.
 
         Raises when the agent or its input is wrong, or the agent failed too often.
         """
-        world, record = self._world, self._record
+        world, record, call = self._world, self._record, command.call
         child = await world.agents.child(record.state, call)
         intent = EffectIntended(
             call.effect,
@@ -49,7 +50,9 @@ class Family:
             call.effect_class,
             idempotent=True,
             reason="within the limits of its tree",
+            answered_by=command.answered_by,
             child_run_id=child.run_id,
+            ruling=ruled(command.ruling),
         )
         limits = record.state.created.limits
         world.boundary("spawn.before")

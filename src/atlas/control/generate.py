@@ -7,12 +7,15 @@ from typing import Any, Final
 
 import msgspec
 
-from atlas.control.loop import MAX_REPAIRS, Asker, bare_json, spend_of
+from atlas.control.loop import MAX_REPAIRS, Asker, bare_json
 from atlas.control.world import Effected
+from atlas.kernel.code import Need
 from atlas.kernel.errors import RunFailed
-from atlas.kernel.event import NO_SPEND
-from atlas.kernel.model import Delta, Message, Request, Text
+from atlas.kernel.hold import Hold
+from atlas.kernel.model import Delta, Message, Request, Tab, Text
 
+_BYTES_PER_TOKEN: Final = 3
+_REPAIR: Final = 200
 _RULE: Final = "Answer with one JSON value that fits this schema and with nothing else:\n"
 
 
@@ -33,22 +36,26 @@ class Generator:
         self._asker = asker
         self._complain = complain
 
-    async def generate(self, args: bytes) -> Effected:
-        """The answer as JSON: an object that fits the schema, or the text when there is none."""
+    async def generate(self, args: bytes, hold: Hold | None, tab: Tab) -> Effected:
+        """The answer as JSON: an object that fits the schema, or the text when there is none.
+
+        A hold says which model was granted and how long each of its answers may be.
+        """
         wanted = msgspec.json.decode(args, type=Wanted)
+        if hold is not None and hold.model:
+            limit = hold.max_output_tokens // hold.asks
+            wanted = msgspec.structs.replace(wanted, model=hold.model, max_output_tokens=limit)
         request = _request(wanted)
-        spend = NO_SPEND
         complaint: str | None = None
         for _ in range(MAX_REPAIRS + 1):
-            asked = await self._asker.ask(wanted.model, request, _unheard)
-            spend = spend.plus(spend_of(asked.attempts))
+            asked = await self._asker.ask(wanted.model, request, _unheard, tab)
             text = "".join(part.text for part in asked.reply.parts if isinstance(part, Text))
-            label = f"{asked.model} (scripted)" if asked.reply.is_scripted else asked.model
+            label = asked.label
             if wanted.output_schema is None:
-                return Effected(msgspec.json.encode(text), spend, label)
+                return Effected(msgspec.json.encode(text), label)
             value, complaint = self._checked(wanted.output_schema, text)
             if complaint is None:
-                return Effected(msgspec.json.encode(value), spend, label)
+                return Effected(msgspec.json.encode(value), label)
             request = _repair(request, text, complaint)
         raise RunFailed(f"the model's answer breaks its schema: {complaint}", code="output_invalid")
 
@@ -58,6 +65,20 @@ class Generator:
         except msgspec.DecodeError as error:
             return None, f"it is not JSON ({error})"
         return value, self._complain(schema, value)
+
+
+def need_of(args: bytes) -> Need:
+    """What a question of an agent's code may use at most, repairs included; rather too much than too little."""
+    wanted = msgspec.json.decode(args, type=Wanted)
+    raw = msgspec.json.encode(_request(wanted))
+    asks = _asks(wanted)
+    # Each repair reads the answer before it, and some words more.
+    read = asks * (-(-len(raw) // _BYTES_PER_TOKEN)) + (asks - 1) * asks // 2 * (wanted.max_output_tokens + _REPAIR)
+    return Need(wanted.model, read, asks * wanted.max_output_tokens, asks=asks)
+
+
+def _asks(wanted: Wanted) -> int:
+    return 1 if wanted.output_schema is None else MAX_REPAIRS + 1
 
 
 def _request(wanted: Wanted) -> Request:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from atlas.kernel.decide import Recorded
 from atlas.kernel.errors import Conflict, Fault, NotFound
 from atlas.kernel.event import (
     Body,
@@ -15,9 +14,11 @@ from atlas.kernel.event import (
     Event,
     ForkPoint,
     RunCreated,
+    TurnSteered,
     ValueRecorded,
     decode_body,
 )
+from atlas.kernel.gate import Recorded
 from atlas.kernel.port import Ledger
 from atlas.kernel.state import State, apply, initial
 
@@ -25,13 +26,15 @@ from atlas.kernel.state import State, apply, initial
 class History(msgspec.Struct):
     """What a driver needs to go on with a run.
 
-    `answers` holds the outcome of every settled effect by its name, `values` what was read from the clock.
+    `answers` holds the outcome of every settled effect by its name, `values` what was read from the clock,
+    `steered` what was decided about a turn, by its place.
     """
 
     state: State
     answers: dict[str, Recorded]
     values: dict[str, list[int]]
     last_seq: int
+    steered: dict[str, TurnSteered] = {}
 
 
 async def load(ledger: Ledger, run_id: str) -> History:
@@ -92,5 +95,7 @@ def _remember(history: History, body: Body) -> None:
             history.answers[body.effect] = body
         case ValueRecorded():
             history.values.setdefault(body.name, []).append(body.value)
+        case TurnSteered():
+            history.steered[body.place] = body
         case _:
             pass

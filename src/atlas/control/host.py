@@ -3,49 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
-from atlas.control.agents import Agents, Options
+from atlas.control.agents import Agents, Inline, Options
+from atlas.control.approval import Approvals
 from atlas.control.delta import Deltas
 from atlas.control.drive import Driver
 from atlas.control.history import History, created_of, load
-from atlas.control.payload import pack, unpack
+from atlas.control.inbox_files import InboxFiles, InboxFolder
+from atlas.control.payload import unpack
 from atlas.control.prompt import Prompts
+from atlas.control.redaction import Redaction
 from atlas.control.replay import replay_run
 from atlas.control.report import InboxEntry, ReplayReport, RunReport, Tokens, VerifyReport
-from atlas.control.signal import AnswerBody, ResolveBody, cancel_signal
+from atlas.control.shelf import Shelf
+from atlas.control.signal import Remember, cancel_signal
 from atlas.control.verify import verify_all, verify_run
 from atlas.kernel.code import Executor
 from atlas.kernel.config import Config
 from atlas.kernel.context import Built
-from atlas.kernel.errors import AtlasError, Conflict, Invalid, NotFound
+from atlas.kernel.errors import AtlasError, Conflict, Invalid, NotFound, Unavailable
 from atlas.kernel.event import (
     NULL,
     Body,
     EffectAsked,
-    EffectIntended,
     EffectReceived,
-    EffectResolved,
     Event,
     ForkPoint,
-    Payload,
     Resolution,
     RunEnded,
     RunParked,
     decode_body,
-    draft,
 )
 from atlas.kernel.ident import RUN, SIGNAL, new_id
 from atlas.kernel.port import Clock, Ledger, Vault
+from atlas.kernel.principal import OWNER, check_principal, may_see
 from atlas.kernel.run import (
     TERMINAL,
-    Append,
-    InboxItem,
-    NewSignal,
     RunPage,
     RunQuery,
     RunRow,
@@ -53,8 +52,10 @@ from atlas.kernel.run import (
     Submitted,
 )
 from atlas.kernel.state import State, apply, initial
+from atlas.kernel.tool import LoadedTool
 
 LAST = "@last"
+_LEDGER_PAUSE_S = 5.0
 
 
 class Host:
@@ -72,6 +73,11 @@ class Host:
         executor: Callable[[State], Executor],
         deltas: Deltas,
         prompts: Prompts,
+        add_tools: Callable[[str, Sequence[LoadedTool]], None],
+        redaction: Redaction,
+        approvals: Callable[[Callable[[RunRow, EffectAsked, bytes], Awaitable[str | None]]], Approvals],
+        shelf: Shelf,
+        pages: InboxFolder | None = None,
     ) -> None:
         self.ledger = ledger
         self.vault = vault
@@ -82,10 +88,17 @@ class Host:
         self._executor = executor
         self.deltas = deltas
         self._prompts = prompts
+        self._add_tools = add_tools
+        self._redaction = redaction
+        self._approvals = approvals(self.check_args)
+        self._shelf = shelf
+        self._pages = None if pages is None else InboxFiles(pages, ledger, self.inbox, self.answer)
         self._group: asyncio.TaskGroup
         self._driving: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        if self._pages is not None:
+            await self._pages.read_answers()
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         return self
@@ -99,6 +112,9 @@ class Host:
             await self._group.__aexit__(None, None, None)
         except BaseExceptionGroup as group:
             raise _first(group) from None
+        if self._pages is not None:
+            with suppress(Unavailable):
+                await (self._pages.sync() if self._driving is not None else self._pages.read_answers())
 
     # Running
 
@@ -112,10 +128,44 @@ class Host:
         priority: int = 0,
         unattended: bool = False,
         principal: str = "owner",
+        files: Sequence[tuple[str, bytes]] = (),
+        detached: bool = False,
+        allow: tuple[str, ...] | None = None,
+        deny: tuple[str, ...] = (),
+        budget_usd: float | None = None,
+        critical_usd: float = 0.0,
+        why: str = "",
     ) -> Submitted:
-        """Queues a run on a valid input; the same key gives the run made first."""
-        options = Options(session_id, key, priority, 0, unattended, principal)
-        return await self._agents.submit(agent, value, options)
+        """Queues a run on a valid input, with files by name if wanted; the same key gives the run made first.
+
+        `detached`: another process will drive it, so the models that it needs may be configured there and not here.
+        `allow` and `deny` are patterns of tools that narrow what its agent may use; they never widen it. `budget_usd` is
+        what it and all it spawns may cost, where nothing smaller is written. `critical_usd` raises every cap on money for
+        them by that amount, and `why` is recorded; no rule of a policy gives way to it.
+        """
+        self._shelf.require()
+        await self._redaction.refresh()
+        redactor = self._redaction.redactor
+        options = Options(
+            session_id=redactor.value(session_id),
+            key=redactor.value(key),
+            priority=priority,
+            unattended=unattended,
+            principal=principal,
+            allow=allow,
+            deny=deny,
+            budget_usd=budget_usd,
+            critical_usd=critical_usd,
+            why=redactor.value(why),
+        )
+        given = [(redactor.text(name), redactor.data(data)) for name, data in files]
+        return await self._agents.submit(agent, redactor.value(value), options, given, detached=detached)
+
+    def add(self, agent: Inline) -> None:
+        """Makes an agent that is defined in code known here, and drives its runs; Conflict when its name is taken."""
+        self._agents.add(agent)
+        self._add_tools(agent.place, agent.tools)
+        self._driver.serve(agent.place)
 
     async def drive(self, run_id: str) -> RunState:
         """Drives until this run rests: ended, parked for a person, or queued again because of `stop`."""
@@ -167,8 +217,39 @@ class Host:
     def start_driving(self) -> asyncio.Task[None]:
         """Begins to drive what is due, if this process does not do so already."""
         if self._driving is None:
-            self._driving = self._group.create_task(self._driver.run())
+            self._driving = self._group.create_task(self._drive())
         return self._driving
+
+    async def _drive(self) -> None:
+        """Drives; as long as it does, it keeps the pages of the inbox in step and denies what nobody answered in time."""
+        # Before the first claim: a driver that leaves when it is idle must not leave these behind.
+        await self._approvals.expire()
+        # Tasks of the host's own group, so that what the driver raises reaches whoever waits for it as it is.
+        beside = [self._group.create_task(self._expire())]
+        if self._pages is not None:
+            beside.append(self._group.create_task(self._pages.watch()))
+        try:
+            await self._driver.run()
+        finally:
+            for task in beside:
+                task.cancel()
+
+    async def _expire(self) -> None:
+        """Denies each question when its time has come; returns when none that waits or will be asked has one."""
+        after_s = self.config.approvals.expire_after_s
+        while True:
+            try:
+                await self._approvals.expire()
+                next_us = await self._approvals.next_expiry_us()
+            except Unavailable:
+                await asyncio.sleep(_LEDGER_PAUSE_S)
+                continue
+            # What is asked later waits at least this long, so nothing can expire before this wakes up.
+            waits = [after_s] if after_s is not None else []
+            waits += [(next_us - self.clock.now_us()) / 1_000_000] if next_us else []
+            if not waits:
+                return
+            await asyncio.sleep(max(0.05, min(*waits, 3600.0)))
 
     # Looking
 
@@ -238,7 +319,7 @@ class Host:
 
     async def replay(self, run_id: str) -> ReplayReport:
         """Decides the run again, offline."""
-        return await replay_run(self.ledger, self._agents, self._executor, run_id)
+        return await replay_run(self.ledger, self._agents, self._executor, self._shelf, run_id)
 
     async def request(self, run_id: str, step: int) -> Built:
         """What the model saw at a step, and why each part was there."""
@@ -253,27 +334,31 @@ class Host:
     async def cancel(self, run_id: str, reason: str, principal: str = "owner") -> RunState:
         """Cancels the run and its children; the state it came to rest in."""
         row = await self.ledger.run(run_id)
+        if not may_see(check_principal(principal), row.principal):
+            raise NotFound(f"{principal} has no run {run_id}", hint="List runs with 'atlas runs'.")
         if row.state in TERMINAL:
             return row.state
-        await self.ledger.signal(cancel_signal(run_id, principal, reason, self._signal_id()))
+        signal = cancel_signal(run_id, principal, await self._said(reason), self._signal_id())
+        await self.ledger.signal(signal)
         return await self.drive(run_id)
 
-    async def inbox(self) -> list[InboxEntry]:
-        """What waits for a person, oldest first."""
-        answered = {signal.id for signal in await self.ledger.signals()}
-        waiting = [item for item in await self.ledger.inbox() if _answer_id(item) not in answered]
-        return [await self._entry(item) for item in waiting]
+    async def inbox(self, principal: str = OWNER) -> list[InboxEntry]:
+        """What waits for a person, oldest first: everything for the vault's owner, for others what is theirs."""
+        return await self._approvals.waiting(principal)
 
     async def answer(
-        self, run_id: str, effect: str, approved: bool, reason: str = "", principal: str = "owner"
+        self,
+        run_id: str,
+        effect: str,
+        approved: bool,
+        reason: str = "",
+        principal: str = OWNER,
+        *,
+        args: bytes | None = None,
+        remember: Remember = "",
     ) -> None:
-        """Approves or denies an effect; bound to the arguments that were shown."""
-        item = await self._inbox_item(run_id, effect, "approval")
-        asked = msgspec.json.decode(item.body, type=EffectAsked)
-        body = AnswerBody(effect, asked.args_hash, approved, reason)
-        new = NewSignal(_answer_id(item), run_id, "answer", principal, msgspec.json.encode(body))
-        if not await self.ledger.signal(new):
-            raise Conflict("this was answered already", hint="See 'atlas inbox'.", code="already_answered")
+        """Approves or denies an effect; bound to what was shown, or to the arguments given instead."""
+        await self._approvals.answer(run_id, effect, approved, reason, principal, args=args, remember=remember)
 
     async def resolve(
         self,
@@ -282,19 +367,16 @@ class Host:
         resolution: Resolution,
         result: bytes | None = None,
         reason: str = "",
-        principal: str = "owner",
+        principal: str = OWNER,
     ) -> None:
         """Says what became of an effect in doubt."""
-        item = await self._inbox_item(run_id, effect, "doubt")
-        payload = await pack(self.ledger, result) if result is not None else NULL
-        row = await self.ledger.run(run_id)
-        if row.state in TERMINAL:
-            await self._resolve_ended(row, effect, resolution, payload, reason, principal)
-            return
-        body = ResolveBody(effect, resolution, payload, reason)
-        new = NewSignal(_answer_id(item), run_id, "resolve", principal, msgspec.json.encode(body))
-        if not await self.ledger.signal(new):
-            raise Conflict("this was answered already", hint="See 'atlas inbox'.", code="already_answered")
+        await self._approvals.resolve(run_id, effect, resolution, result, reason, principal)
+
+    async def check_args(self, row: RunRow, asked: EffectAsked, args: bytes) -> str | None:
+        """What is wrong with arguments that a person put in place of those a tool was to be called with."""
+        history = await load(self.ledger, row.run_id)
+        job = await self._agents.job(history.state, history, self.clock.now_us())
+        return await self._prompts.check_args(job, asked.name, args)
 
     async def fork(self, run_id: str, at: int | None = None) -> Submitted:
         """Queues a run that continues from event `at` of another; effects before it are not repeated."""
@@ -328,58 +410,13 @@ class Host:
             raise Conflict("only events of a run that has ended can be erased", code="run_not_ended")
         await self.ledger.erase(run_id, seq)
 
-    async def _entry(self, item: InboxItem) -> InboxEntry:
-        shown: EffectAsked | EffectIntended
-        if item.kind == "approval":
-            shown = msgspec.json.decode(item.body, type=EffectAsked)
-        else:
-            shown = msgspec.json.decode(item.body, type=EffectIntended)
-        return InboxEntry(
-            run_id=item.run_id,
-            effect=item.effect,
-            kind=item.kind,
-            agent=item.agent,
-            name=shown.name,
-            args=await unpack(self.ledger, shown.args),
-            effect_class=shown.effect_class,
-            reason=shown.reason if item.kind == "approval" else "begun, outcome unknown",
-            created_us=item.created_us,
-        )
-
-    async def _inbox_item(self, run_id: str, effect: str, kind: str) -> InboxItem:
-        for item in await self.ledger.inbox(run_id):
-            if item.effect == effect and item.kind == kind:
-                return item
-        raise NotFound(f"nothing in the inbox of {run_id} asks about {effect}", hint="See 'atlas inbox'.")
-
-    async def _resolve_ended(
-        self, row: RunRow, effect: str, resolution: Resolution, result: Payload, reason: str, principal: str
-    ) -> None:
-        """A run that has ended goes on no more: what a person says is only put on record."""
-        owner = f"resolve|{self._signal_id()}"
-        claimed = await self.ledger.claim(
-            owner, limit=1, lease_s=15.0, max_running=1, places=("", row.place), run_id=row.run_id
-        )
-        if not claimed:
-            raise Conflict("another process is writing to this run", hint="Try again.", code="run_busy")
-        body = EffectResolved(effect, resolution, principal, result, reason)
-        await self.ledger.append(
-            Append(
-                lease=claimed[0].lease,
-                drafts=(draft(body, self.clock.now_us(), principal),),
-                release=True,
-                inbox_close=(effect,),
-            )
-        )
+    async def _said(self, text: str) -> str:
+        """What a person wrote, as it may be recorded."""
+        await self._redaction.refresh()
+        return self._redaction.text(text)
 
     def _signal_id(self) -> str:
         return new_id(SIGNAL, self.clock.now_us(), self.clock.entropy(10))
-
-
-def _answer_id(item: InboxItem) -> str:
-    """One id per question: of two answers only the first counts."""
-    kind = "answer" if item.kind == "approval" else "resolve"
-    return f"{kind}:{item.run_id}:{item.effect}:{item.created_us}"
 
 
 def _models(history: History) -> Iterator[str]:

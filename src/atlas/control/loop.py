@@ -12,44 +12,33 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
 from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from atlas.control.account import error_text, session_before, user_text
+from atlas.control.account import error_text, given, session_before, user_text
+from atlas.control.calls import MAX_TRIES, Calls, InDoubt, Wanted
+from atlas.control.course import Course
+from atlas.control.critic import CriticDesk
 from atlas.control.desk import Checked, Desk
-from atlas.control.history import History, load
+from atlas.control.history import History, bodies, load
+from atlas.control.hookset import HookSet
 from atlas.control.payload import unpack
+from atlas.control.steering import Steering
 from atlas.control.world import Effected, bug
 from atlas.kernel import guard
 from atlas.kernel.batch import Claim, claim, claim_of, ready
-from atlas.kernel.code import (
-    Answer,
-    CallMade,
-    Cancel,
-    Finished,
-    FromCode,
-    Job,
-    Perform,
-    Performed,
-    Probe,
-    Probed,
-    ToCode,
-)
+from atlas.kernel.code import Cancel, Finished, FromCode, Job, Need, Noted, Perform, ToCode
 from atlas.kernel.context import Built, Live, Session, build
-from atlas.kernel.errors import AtlasError, Cancelled, ErrorRecord, Fault, RunFailed, from_record
-from atlas.kernel.event import (
-    NO_SPEND,
-    EffectClass,
-    EffectIntended,
-    EffectKind,
-    Process,
-    Spend,
-)
-from atlas.kernel.model import Asked, Attempt, ModelError, OnDelta, Request, ToolCall, ToolResult
+from atlas.kernel.errors import AtlasError, Cancelled, Fault, RunFailed
+from atlas.kernel.event import EffectClass, EffectIntended, Process
+from atlas.kernel.hold import Hold
+from atlas.kernel.hook import HookFailure, Hooks, TurnView
+from atlas.kernel.model import Asked, OnDelta, Request, Tab, ToolCall, ToolResult
 from atlas.kernel.port import Clock, Ledger
-from atlas.kernel.token import DEFAULT_RATE, Heard, Limits, limits_of, lowered
+from atlas.kernel.token import DEFAULT_RATE, HIGHEST_RATE, Heard, Limits, limits_of, lowered
 from atlas.kernel.tool import ToolFinding, ToolOutcome
 from atlas.kernel.turn import (
     Ask,
@@ -67,14 +56,15 @@ from atlas.kernel.turn import (
 )
 
 MAX_REPAIRS: Final = 2
+_BYTES_PER_TOKEN: Final = 3
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 class Asker(Protocol):
     """Asks models by tier or name."""
 
-    async def ask(self, choice: str, request: Request, on_delta: OnDelta) -> Asked:
-        """The reply of the first candidate that gives one; ModelError when none does."""
+    async def ask(self, choice: str, request: Request, on_delta: OnDelta, tab: Tab | None = None) -> Asked:
+        """The reply of the first candidate that gives one; ModelError when none does. Every try goes on the tab."""
         ...
 
 
@@ -87,6 +77,9 @@ class Services(msgspec.Struct, frozen=True):
     desk: Callable[[Job], Awaitable[Desk]]
     complain: Callable[[dict[str, Any], Any], str | None]
     on_delta: Callable[[str], OnDelta]
+    generate: Callable[[bytes, Hold | None, Tab], Awaitable[Effected]]
+    need: Callable[[bytes], Need]
+    hooks: HookSet
 
 
 class PromptCode:
@@ -98,8 +91,7 @@ class PromptCode:
         self._services = services
         self._job = job
         self._receive = receive
-        self._waiting: dict[int, asyncio.Future[ToCode]] = {}
-        self._last_id = 0
+        self._calls = Calls(services.clock, receive)
         self._cancelled: Cancel | None = None
         self._is_stopped = False
         self._limits = Limits()
@@ -107,9 +99,12 @@ class PromptCode:
         self._history: History
         self._desk: Desk
         self._session = Session()
-        self._live_blob = ("", "")
+        self._system: tuple[str, ...] = ()
+        self._kept: tuple[Live, str] | None = None
         self._repairs = 0
+        self._tried = 0
         self._guard = guard.GuardState()
+        self._steering: Steering | None = None
         self._wanted = 0
         self._intents: Mapping[str, EffectIntended] = {}
 
@@ -121,12 +116,10 @@ class PromptCode:
     def send(self, message: ToCode) -> None:
         """Delivers at once."""
         if isinstance(message, Cancel):
-            self._cancelled = message
+            self._cancelled, self._calls.is_cancelled = message, True
             self.task.cancel()
             return
-        waiting = self._waiting.pop(message.id, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(message)
+        self._calls.hear(message)
 
     async def stop(self) -> None:
         """Ends the turn now; a reply that was on its way is not recorded."""
@@ -163,6 +156,8 @@ class PromptCode:
 
     async def _execute(self) -> Finished:
         turn = await self._begin()
+        if self._steering is not None:
+            turn = await self._steering.begin(turn)
         while True:
             match plan(turn):
                 case Ask(step=step):
@@ -171,14 +166,22 @@ class PromptCode:
                     turn = await self._run_tools(turn, step, calls)
                 case Finish(text=text, error=None):
                     complaint = self._complaint(text)
-                    if complaint is None or self._repairs == MAX_REPAIRS:
+                    onward = await self._not_yet(turn, text, complaint)
+                    if onward is None:
                         return self._finished(text, complaint)
-                    self._repairs += 1
-                    turn = advised(
-                        turn, f"Your answer does not fit: {complaint}. Answer again with nothing but the JSON."
-                    )
+                    turn = onward
                 case Finish(error=error):
                     return Finished(error=error)
+
+    async def _not_yet(self, turn: Turn, text: str, complaint: str | None) -> Turn | None:
+        """The turn as it goes on because its answer is not good enough; None when this is the end of it."""
+        if complaint is None and self._steering is not None:
+            accepted = await self._steering.accept(turn, text)
+            return None if accepted is turn else accepted
+        if complaint is None or self._repairs == MAX_REPAIRS:
+            return None
+        self._repairs += 1
+        return advised(turn, f"Your answer does not fit: {complaint}. Answer again with nothing but the JSON.")
 
     def _complaint(self, text: str) -> str | None:
         """What is wrong with an answer that has to be JSON of a certain shape."""
@@ -207,34 +210,98 @@ class PromptCode:
         self._session = await session_before(services.ledger, job.session_id, row.turn)
         self._limits = limits_of(self._desk.contract.context)
         self._rate = self._session.calibration.rate
-        return Turn(row.turn, user_text(job.input))
+        self._system = await self._first_system() or self._desk.system
+        self._steering = self._steered_by(row.turn)
+        files = self._history.state.created.files
+        head_bytes = int(self._limits.user * HIGHEST_RATE)
+        return Turn(
+            row.turn,
+            user_text(job.input, files),
+            await given(services.ledger, files, row.turn, head_bytes) if files else (),
+        )
+
+    async def _first_system(self) -> tuple[str, ...]:
+        """What the turn's first request said of the agent, if it was sent: an edited persona counts from the next turn."""
+        ledger, history = self._services.ledger, self._history
+        if "model:1" not in history.answers and "model:1" not in history.state.open:
+            return ()
+        for _, body in bodies(await ledger.events(self._job.run_id)):
+            if isinstance(body, EffectIntended) and body.effect == "model:1":
+                recorded = msgspec.json.decode(await unpack(ledger, body.args))
+                return msgspec.json.decode(await ledger.get_blob(recorded["live"]), type=Live).system
+        return ()
+
+    def _steered_by(self, turn: int) -> Steering | None:
+        """The hooks and the critic of the turn; None when it has none, and then they cost nothing."""
+        contract, history = self._desk.contract, self._history
+        # A turn that is only looked at again takes every decision from its record.
+        is_live = history.state.ended is None and not self._wanted
+        hooks = self._services.hooks.make(contract) if is_live else ()
+        if not (hooks or history.steered or contract.soft_timeout_s):
+            return None
+        course = Course(self._services.ledger, history, self._intents, self._receive)
+        critic = None
+        if contract.soft_timeout_s:
+            critic = CriticDesk(contract, course, self._clocked(history.state.active_us), self._ask_critic)
+        view = TurnView(self._job.run_id, self._job.agent, turn)
+        return Steering(Hooks(hooks, self._report_failure), course, view, critic, self._services.hooks.clean)
+
+    def _clocked(self, active_us: int) -> Callable[[], int]:
+        """Counts on from what the run's earlier attempts took: time in which nobody executes it does not count."""
+        began_us = self._services.clock.now_us()
+        return lambda: active_us + self._since(began_us)
+
+    def _report_failure(self, failure: HookFailure) -> None:
+        self._receive(Noted(f"hook {failure.hook} failed at {failure.moment}: {failure.message}", "warning"))
 
     # Asking
 
     async def _ask(self, turn: Turn, step: int) -> Turn:
-        effect = f"model:{step}"
+        if self._steering is not None:
+            turn = await self._steering.before(turn, step, self._guard)
+            if turn.finish is not None:
+                return turn
         turn = windowed(turn, self._limits.at(self._rate).window)
-        if step == self._wanted:
-            raise _Reached(build(turn, await self._live(effect), self._limits))
-        if effect in self._history.answers:
-            raw = await self._call(effect, "model", "", b"null", "read_only", _never)
-        else:
-            live = await self._live(effect)
-            built = build(turn, live, self._limits)
-            args = _ENCODER.encode(
-                {
-                    "step": step,
-                    "live": await self._keep_live(live),
-                    "request": hashlib.sha256(built.raw).hexdigest(),
-                    "tokens": built.tokens,
-                    "blocks": [[one.block, one.grade, one.tokens] for one in built.choices],
-                }
-            )
-            self._check_rebuilt(effect, args)
-            raw = await self._call(effect, "model", live.model, args, "read_only", lambda _: self._perform_ask(built))
+        raw = await self._reply(turn, step)
         heard = msgspec.json.decode(raw, type=Heard)
         self._rate = lowered(self._rate, heard.sample)
-        return answered(turn, heard.reply)
+        turn = answered(turn, heard.reply)
+        return turn if self._steering is None else await self._steering.heard(turn, heard.reply)
+
+    async def _reply(self, turn: Turn, step: int) -> bytes:
+        """What the model says at a step. A try that was lost and may have been billed is made again as a new effect."""
+        for number in count(1):
+            effect = f"model:{step}" if number == 1 else f"model:{step}:{number}"
+            try:
+                return await self._ask_once(turn, step, effect, number)
+            except AtlasError as error:
+                if error.reason != "model_budget" or number == MAX_TRIES:
+                    raise
+        raise AssertionError
+
+    async def _ask_once(self, turn: Turn, step: int, effect: str, number: int) -> bytes:
+        if effect in self._history.answers and step != self._wanted:
+            return await self._calls.make(Wanted(effect, "model", "", b"null"), _never)
+        live = await self._live(effect)
+        built = build(turn, live, self._limits)
+        if step == self._wanted:
+            sent = self._intents.get(effect)
+            raise _Reached(replace(built, request=granted(built.request, sent.hold if sent is not None else None)))
+        args = _ENCODER.encode(
+            {
+                "step": step,
+                "live": await self._keep_live(live),
+                "request": hashlib.sha256(built.raw).hexdigest(),
+                "tokens": built.tokens,
+                "blocks": [[one.block, one.grade, one.tokens] for one in built.choices],
+            }
+        )
+        self._check_rebuilt(effect, args)
+        need = Need(live.model, _most_tokens(built), live.max_output_tokens, self._desk.contract.model.fallback or "")
+        return await self._calls.make(
+            Wanted(effect, "model", live.model, args, need=need),
+            lambda leave, tab: self._perform_ask(built, leave.hold, tab, number - 1),
+        )
 
     async def _live(self, effect: str) -> Live:
         """The live inputs of a request: recorded ones when it was sent before, else as they are now."""
@@ -246,20 +313,19 @@ class PromptCode:
         schema = desk.contract.output.schema
         return Live(
             model=desk.contract.model.preference,
-            system=desk.system,
+            system=self._system,
             tools=tuple(tool.spec for tool in desk.tools.values()),
+            added=() if self._steering is None else self._steering.added,
             session=self._session,
             bytes_per_token=self._rate,
-            output_schema=msgspec.Raw(_ENCODER.encode(schema)) if schema else None,
+            output_schema=schema or None,
         )
 
     async def _keep_live(self, live: Live) -> str:
         """Records the live inputs; the same ones are written once."""
-        raw = _ENCODER.encode(live)
-        digest = hashlib.sha256(raw).hexdigest()
-        if self._live_blob[0] != digest:
-            self._live_blob = (digest, await self._services.ledger.put_blob(raw))
-        return self._live_blob[1]
+        if self._kept is None or self._kept[0] != live:
+            self._kept = (live, await self._services.ledger.put_blob(_ENCODER.encode(live)))
+        return self._kept[1]
 
     def _check_rebuilt(self, effect: str, args: bytes) -> None:
         lost = self._history.state.open.get(effect)
@@ -270,12 +336,27 @@ class PromptCode:
                 code="request_not_reproducible",
             )
 
-    async def _perform_ask(self, built: Built) -> Effected:
-        request = built.request
-        asked = await self._services.asker.ask(request.model, request, self._services.on_delta(self._job.run_id))
-        label = f"{asked.model} (scripted)" if asked.reply.is_scripted else asked.model
-        heard = Heard(asked.reply, asked.model, asked.attempts, len(built.raw))
-        return Effected(_ENCODER.encode(heard), spend_of(asked.attempts), label)
+    async def _perform_ask(self, built: Built, hold: Hold | None, tab: Tab, first: int) -> Effected:
+        # A candidate whose answer was lost is not asked twice in a row when there is another.
+        tab.first, tab.tried = first, self._tried if first else 0
+        request = granted(built.request, hold)
+        on_delta = self._services.on_delta(self._job.run_id)
+        try:
+            asked = await self._services.asker.ask(request.model, request, on_delta, tab)
+        finally:
+            self._tried = tab.tried + len(tab.attempts)
+        heard = Heard(asked.reply, asked.model, asked.attempts, built.measure)
+        return Effected(_ENCODER.encode(heard), model=asked.label)
+
+    async def _ask_critic(self, effect: str, model: str, args: bytes) -> bytes:
+        """What the critic's model says: on record, or asked now; a question that was lost is asked again as it was."""
+        lost = self._history.state.open.get(effect)
+        if lost is not None:
+            args = bytes(await unpack(self._services.ledger, lost.args))
+        return await self._calls.make(
+            Wanted(effect, "model", model, args, need=self._services.need(args)),
+            lambda leave, tab: self._services.generate(args, leave.hold, tab),
+        )
 
     # Tools
 
@@ -283,23 +364,29 @@ class PromptCode:
         """Runs the calls of a step, side by side where they do not touch the same things; results keep their order."""
         checks = [self._desk.check(call) for call in calls]
         seen = [_as_guarded(call, check) for call, check in zip(calls, checks, strict=True)]
-        verdicts = guard.verdicts(self._guard, seen)
+        verdicts = list(guard.verdicts(self._guard, seen))
         outcomes: dict[int, ToolOutcome] = {}
 
         async def one(number: int) -> None:
-            check, verdict = checks[number], verdicts[number]
+            call, check, verdict = calls[number], checks[number], verdicts[number]
+            effect = f"tool:{step}.{number + 1}:{call.name}"
             if isinstance(check, ToolResult):
                 outcomes[number] = ToolOutcome(check.text, is_error=True)
             elif not isinstance(verdict, guard.Allow):
                 outcomes[number] = ToolOutcome(verdict.text, is_error=isinstance(verdict, guard.Blocked))
-            elif check.definition.name == "note":
+            elif self._steering is not None and (no := await self._steering.authorize(effect, call, number + 1)):
+                verdicts[number], outcomes[number] = no, ToolOutcome(no.text, is_error=True)
+            elif call.name == "note":
                 outcomes[number] = ToolOutcome("noted")
             else:
-                outcomes[number] = await self._run_tool(f"tool:{step}.{number + 1}:{check.definition.name}", check)
+                outcomes[number] = await self._run_tool(effect, check)
+                if self._steering is not None:
+                    outcomes[number] = await self._steering.transform(call, number + 1, outcomes[number])
 
         await _in_order([await self._claim(check) for check in checks], one)
         results = [outcomes[number] for number in range(len(calls))]
-        return self._received(turn, step, calls, results, seen, verdicts)
+        turn = self._received(turn, step, calls, results, seen, verdicts)
+        return turn if self._steering is None else await self._steering.after_tools(turn)
 
     async def _claim(self, check: Checked | ToolResult) -> Claim:
         if isinstance(check, ToolResult):
@@ -316,7 +403,7 @@ class PromptCode:
         calls: tuple[ToolCall, ...],
         outcomes: list[ToolOutcome],
         seen: list[guard.Call],
-        verdicts: tuple[guard.Verdict, ...],
+        verdicts: list[guard.Verdict],
     ) -> Turn:
         results: list[ToolResult] = []
         reports: list[guard.Report] = []
@@ -345,95 +432,43 @@ class PromptCode:
     async def _run_tool(self, effect: str, check: Checked) -> ToolOutcome:
         definition = check.definition
 
-        async def perform(key: str) -> Effected:
-            outcome = await self._desk.perform(check, key, self._rate)
+        async def perform(leave: Perform, tab: Tab) -> Effected:
+            edited = None if leave.args is None else self._edited(check, leave.args)
+            if isinstance(edited, ToolOutcome):
+                return Effected(_ENCODER.encode(edited))
+            outcome = await self._desk.perform(edited or check, leave.effect_key, self._rate)
             if outcome.in_doubt:
-                raise _InDoubt(outcome.text)
+                raise InDoubt(outcome.text)
+            if edited is not None:
+                told = f"(The arguments were changed before it was done, to {edited.args.decode()})\n"
+                outcome = replace(outcome, text=told + outcome.text)
             return Effected(_ENCODER.encode(outcome))
 
         async def probe(key: str) -> ToolFinding:
             return await self._desk.probe(check, key)
 
+        wanted = Wanted(
+            effect,
+            "tool",
+            definition.name,
+            check.args,
+            definition.effect,
+            definition.idempotent,
+            self._desk.fingerprint(definition.name),
+        )
         try:
-            raw = await self._call(
-                effect,
-                "tool",
-                definition.name,
-                check.args,
-                definition.effect,
-                perform,
-                definition.idempotent,
-                probe if definition.has_probe else None,
-            )
+            raw = await self._calls.make(wanted, perform, probe if definition.has_probe else None)
         except AtlasError as error:
             return ToolOutcome(error_text(error.record()), is_error=True)
         return msgspec.json.decode(raw, type=ToolOutcome)
 
-    # Effects
-
-    async def _call(
-        self,
-        effect: str,
-        kind: EffectKind,
-        name: str,
-        args: bytes,
-        effect_class: EffectClass,
-        perform: Callable[[str], Awaitable[Effected]],
-        idempotent: bool = False,
-        probe: Callable[[str], Awaitable[ToolFinding]] | None = None,
-    ) -> bytes:
-        """The outcome of an effect: from the record, or performed once its intent is durable."""
-        self._last_id += 1
-        number = self._last_id
-        waiting = self._expect(number)
-        args_hash = hashlib.sha256(args).hexdigest()
-        can_probe = probe is not None
-        self._receive(
-            CallMade(number, effect, kind, name, msgspec.Raw(args), args_hash, effect_class, idempotent, can_probe)
-        )
-        while True:
-            match await waiting:
-                case Answer(result=result, error=None):
-                    return bytes(result)
-                case Answer(error=ErrorRecord() as error):
-                    raise from_record(error)
-                case Perform(effect_key=key):
-                    return await self._perform(number, key, perform)
-                case Probe(effect_key=key):
-                    waiting = self._expect(number)
-                    self._receive(await _probed(number, key, probe))
-
-    def _expect(self, number: int) -> asyncio.Future[ToCode]:
-        waiting: asyncio.Future[ToCode] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = waiting
-        return waiting
-
-    async def _perform(self, number: int, key: str, perform: Callable[[str], Awaitable[Effected]]) -> bytes:
-        began_us = self._services.clock.now_us()
-        try:
-            done = await perform(key)
-        except _InDoubt as doubt:
-            # Nobody knows what became of it: a person is asked, and the turn waits for the answer.
-            waiting = self._expect(number)
-            self._receive(Probed(number, "unknown", message=str(doubt)))
-            await waiting
-            raise Fault("an effect in doubt was answered", code="doubt_answered") from doubt
-        except AtlasError as error:
-            spent = spend_of(error.attempts) if isinstance(error, ModelError) else NO_SPEND
-            took_us = self._since(began_us)
-            self._receive(Performed(number, error=error.record(), duration_us=took_us, spend=spent))
-            raise
-        took_us = self._since(began_us)
-        result = msgspec.Raw(done.result)
-        self._receive(Performed(number, result, duration_us=took_us, spend=done.spend, model=done.model))
-        return done.result
+    def _edited(self, check: Checked, args: msgspec.Raw) -> Checked | ToolOutcome:
+        """The call with the arguments that a person or a second opinion put in their place."""
+        changed = self._desk.check(ToolCall("edited", check.definition.name, bytes(args).decode()))
+        return ToolOutcome(changed.text, is_error=True) if isinstance(changed, ToolResult) else changed
 
     def _since(self, began_us: int) -> int:
         return self._services.clock.now_us() - began_us
-
-
-class _InDoubt(Exception):
-    """A tool began and nobody knows how far it got."""
 
 
 class _Reached(Exception):
@@ -451,6 +486,8 @@ def _as_guarded(call: ToolCall, check: Checked | ToolResult) -> guard.Call:
 
 async def _in_order(claims: list[Claim], perform: Callable[[int], Awaitable[None]]) -> None:
     """Performs all, each as soon as no earlier one that it conflicts with is unfinished."""
+    if len(claims) == 1:
+        return await perform(0)
     started: set[int] = set()
     finished: set[int] = set()
     moved = asyncio.Event()
@@ -469,21 +506,16 @@ async def _in_order(claims: list[Claim], perform: Callable[[int], Awaitable[None
             moved.clear()
 
 
-async def _probed(number: int, key: str, probe: Callable[[str], Awaitable[ToolFinding]] | None) -> Probed:
-    if probe is None:
-        return Probed(number, "unknown", message="the tool no longer has a probe")
-    found = await probe(key)
-    raw = msgspec.Raw(_ENCODER.encode(ToolOutcome(found.text)))
-    return Probed(number, found.found, raw, found.message)
+def granted(request: Request, hold: Hold | None) -> Request:
+    """The request as it is sent: to the model that was granted, with the limit to its answer that was granted."""
+    if hold is None or not hold.model:
+        return request
+    return replace(request, model=hold.model, max_output_tokens=hold.max_output_tokens)
 
 
-def spend_of(attempts: tuple[Attempt, ...]) -> Spend:
-    """What all tries used together, failed ones included."""
-    return Spend(
-        tokens_in=sum(one.usage.tokens_in for one in attempts),
-        tokens_out=sum(one.usage.tokens_out for one in attempts),
-        cost_micro_usd=sum(one.cost_micro_usd for one in attempts),
-    )
+def _most_tokens(built: Built) -> int:
+    """How many tokens a request may be counted as: rather too many, because it is what gets reserved."""
+    return max(built.tokens, -(-len(built.raw) // _BYTES_PER_TOKEN))
 
 
 def bare_json(text: str) -> bytes:
@@ -494,5 +526,5 @@ def bare_json(text: str) -> bytes:
     return bare.encode()
 
 
-async def _never(key: str) -> Effected:
+async def _never(leave: Perform, tab: Tab) -> Effected:
     raise Fault("a recorded model call was about to be asked again", code="asked_twice")

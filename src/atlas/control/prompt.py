@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -11,7 +11,9 @@ import msgspec
 
 from atlas.control.account import done_of, session_before
 from atlas.control.desk import Desk
+from atlas.control.generate import Generator, need_of
 from atlas.control.history import History, bodies, load
+from atlas.control.hookset import HookSet
 from atlas.control.loop import Asker, PromptCode, Services
 from atlas.control.payload import unpack
 from atlas.kernel.code import (
@@ -31,7 +33,8 @@ from atlas.kernel.event import (
     Payload,
     TurnClosed,
 )
-from atlas.kernel.model import OnDelta
+from atlas.kernel.gate import Recorded
+from atlas.kernel.model import OnDelta, ToolCall, ToolResult
 from atlas.kernel.port import Clock, Ledger
 from atlas.kernel.state import State
 
@@ -47,10 +50,12 @@ class Prompts:
         desk: Callable[[Job], Awaitable[Desk]],
         complain: Callable[[dict[str, Any], Any], str | None],
         on_delta: Callable[[str], OnDelta],
+        hooks: HookSet,
     ) -> None:
         self.ledger = ledger
         self.complain = complain
-        self._services = Services(ledger, clock, asker, desk, complain, on_delta)
+        generate = Generator(asker, complain).generate
+        self._services = Services(ledger, clock, asker, desk, complain, on_delta, generate, need_of, hooks)
         self._group = asyncio.TaskGroup()
         self._running: set[PromptCode] = set()
 
@@ -77,14 +82,13 @@ class Prompts:
         for code in list(self._running):
             await code.stop()
 
-    async def closing(self, state: State, outcome: str) -> tuple[Body, ...]:
-        """What a turn leaves to the next one of its session, from its events alone; a child leaves nothing."""
+    async def closing(self, state: State, answers: Mapping[str, Recorded], outcome: str) -> tuple[Body, ...]:
+        """What a turn leaves to the next one of its session, from its record alone; a child leaves nothing."""
         row = await self.ledger.run(state.run_id)
         if row.turn == 0:
             return ()
-        history = await load(self.ledger, state.run_id)
         before = await session_before(self.ledger, row.session_id, row.turn)
-        done = await done_of(self.ledger, row.turn, history, outcome)
+        done = await done_of(self.ledger, row.turn, state.created, answers, outcome)
         raw = _ENCODER.encode(close(before, done))
         return (TurnClosed(row.turn, title_of(done), Payload(msgspec.Raw(raw), size=len(raw))),)
 
@@ -105,6 +109,12 @@ class Prompts:
         if built is None:
             raise NotFound(f"run {job.run_id} has no request {step}", hint="See 'atlas show RUN --events'.")
         return built
+
+    async def check_args(self, job: Job, name: str, args: bytes) -> str | None:
+        """What is wrong with arguments for a tool of the agent; None when they fit."""
+        desk = await self._services.desk(job)
+        found = desk.check(ToolCall("edited", name, args.decode()))
+        return found.text if isinstance(found, ToolResult) else None
 
     async def _intents(self, run_id: str) -> dict[str, EffectIntended]:
         events = await self.ledger.events(run_id)

@@ -1,24 +1,27 @@
 """The only way a driver writes to a run: every event goes through `Record.write`, in order, under one lease.
 
-`write` puts the batch in the ledger's queue and applies it to the state at once, so the state is always
-what the ledger will say. Nothing outside acts on it before the batch is durable: intents are awaited, and a
-receipt stands in the queue before any later intent does.
+`write` applies the bodies to the state at once, so the state is always what the ledger will say. Nothing outside acts
+on it before the batch is durable: intents are awaited, and a receipt stands before any later intent. What is lazy is
+held back for a moment and goes along with the next write, so that a step costs one commit and few statements.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec.structs import replace
 
+from atlas.kernel.budget import Reservation, Settlement
 from atlas.kernel.errors import AtlasError
 from atlas.kernel.event import NO_SPEND, Body, Draft, Spend, draft
 from atlas.kernel.port import Clock, Ledger
 from atlas.kernel.run import Append, Appended, InboxItem, Lease, NewRun, NewSignal, RunState, TreeLimits
 from atlas.kernel.state import Live, State, apply
+
+LAZY_S: Final = 0.005
 
 
 class Record:
@@ -34,6 +37,9 @@ class Record:
         self._on_failure = on_failure
         self._row_state: RunState = "running"
         self._unconfirmed: set[asyncio.Future[Appended]] = set()
+        self._held: Append | None = None
+        self._promise: asyncio.Future[Appended] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def observe(self, **changes: object) -> None:
         """Notes something about this attempt that is not a fact."""
@@ -52,8 +58,9 @@ class Record:
         inbox_open: tuple[InboxItem, ...] = (),
         inbox_close: tuple[str, ...] = (),
         due_us: int = 0,
+        settle: tuple[Settlement, ...] = (),
     ) -> asyncio.Future[Appended]:
-        """Applies the bodies now and returns when they will be durable."""
+        """Applies the bodies now; the future says when they are durable. A lazy one is cancelled if they cannot be."""
         drafts = self._apply(bodies)
         batch = Append(
             lease=self.lease,
@@ -66,14 +73,28 @@ class Record:
             spend=spend,
             inbox_open=inbox_open,
             inbox_close=inbox_close,
-            lazy=lazy,
+            settle=settle,
         )
-        return self._enqueue(batch, self._on_failure)
+        return self._hold(batch) if lazy else self._enqueue(self._with_held(batch), self._on_failure)
+
+    def write_admitted(
+        self,
+        intent: Body,
+        reservation: Reservation,
+        settle: tuple[Settlement, ...],
+        refused: Callable[[AtlasError], None],
+    ) -> asyncio.Future[Appended]:
+        """Commits an intent together with what it reserves; applies nothing, because a cap may refuse it."""
+        self.hand_over()
+        now_us = self.clock.now_us()
+        drafts = (draft(intent, now_us, self.state.principal),)
+        return self._enqueue(Append(lease=self.lease, drafts=drafts, reserve=reservation, settle=settle), refused)
 
     def write_child(
         self, intent: Body, child: NewRun, limits: TreeLimits, refused: Callable[[AtlasError], None]
     ) -> asyncio.Future[Appended]:
         """Commits an intent together with the run it starts; applies nothing, because the tree may refuse it."""
+        self.hand_over()
         now_us = self.clock.now_us()
         batch = Append(
             lease=self.lease,
@@ -98,8 +119,14 @@ class Record:
         now_us = self.clock.now_us()
         return InboxItem(state.run_id, effect, kind, state.created.agent, state.principal, body, now_us)
 
+    def hand_over(self) -> None:
+        """Gives what is held back to the ledger, ordered before everything that comes later."""
+        if self._held is not None:
+            self._enqueue(self._with_held(Append(lease=self.lease, lazy=True)), self._on_failure)
+
     async def flush(self) -> None:
         """Returns when everything written so far is durable."""
+        self.hand_over()
         while self._unconfirmed:
             await asyncio.wait(list(self._unconfirmed))
 
@@ -120,15 +147,35 @@ class Record:
     def _report_row_state(self) -> None:
         state = self._changed_state()
         if state is not None:
-            self._enqueue(Append(lease=self.lease, state=state, lazy=True), self._on_failure)
+            self._hold(Append(lease=self.lease, state=state))
+
+    def _hold(self, batch: Append) -> asyncio.Future[Appended]:
+        """Keeps the batch for the next one that is in a hurry, and for a moment at most."""
+        if self._promise is None:
+            loop = asyncio.get_running_loop()
+            self._promise = loop.create_future()
+            self._timer = loop.call_later(LAZY_S, self.hand_over)
+        self._held = batch if self._held is None else joined(self._held, batch)
+        return self._promise
+
+    def _with_held(self, batch: Append) -> Append:
+        if self._held is None:
+            return batch
+        if self._timer is not None:
+            self._timer.cancel()
+        held, self._held, self._timer = self._held, None, None
+        return joined(held, batch)
 
     def _enqueue(self, batch: Append, failed: Callable[[AtlasError], None]) -> asyncio.Future[Appended]:
         future = asyncio.ensure_future(self.ledger.append(batch))
         self._unconfirmed.add(future)
+        promise, self._promise = self._promise, None
 
         def confirm(done: asyncio.Future[Appended]) -> None:
             self._unconfirmed.discard(done)
             error = done.exception() if not done.cancelled() else None
+            if promise is not None and not promise.done():
+                promise.cancel() if done.cancelled() or error is not None else promise.set_result(done.result())
             if isinstance(error, AtlasError):
                 failed(error)
             elif error is not None:
@@ -136,3 +183,18 @@ class Record:
 
         future.add_done_callback(confirm)
         return future
+
+
+def joined(first: Append, second: Append) -> Append:
+    """Two batches of one lease as one, in this order; the first changes no more than the row's state."""
+    return replace(
+        second,
+        drafts=first.drafts + second.drafts,
+        state=second.state or first.state,
+        consumed=first.consumed + second.consumed,
+        signals=first.signals + second.signals,
+        spend=first.spend.plus(second.spend),
+        inbox_open=first.inbox_open + second.inbox_open,
+        inbox_close=first.inbox_close + second.inbox_close,
+        settle=first.settle + second.settle,
+    )

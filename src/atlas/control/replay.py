@@ -9,26 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-
-import msgspec
+from typing import TypeGuard
 
 from atlas.control.agents import Agents
 from atlas.control.history import History, bodies, created_of, load
 from atlas.control.payload import unpack
 from atlas.control.report import Mismatch, ReplayReport
-from atlas.kernel.code import Answer, CallMade, Executor, Finished, FromCode, ValueTaken
-from atlas.kernel.decide import (
-    Ask,
-    Doubt,
-    Intend,
-    Refuse,
-    Repeat,
-    Spawn,
-    Verdict,
-    conclude,
-    judge,
-    settle,
-)
+from atlas.control.shelf import Shelf
+from atlas.kernel.code import Answer, CallMade, Executor, Finished, FromCode, Steered, ValueTaken
+from atlas.kernel.decide import Doubt, conclude, settle
 from atlas.kernel.errors import AtlasError, ReplayMismatch
 from atlas.kernel.event import (
     Body,
@@ -39,17 +28,23 @@ from atlas.kernel.event import (
     EffectRefused,
     RunEnded,
 )
+from atlas.kernel.gate import DEFAULTS, Ask, Authority, Intend, Refuse, Repeat, Verdict, judge
 from atlas.kernel.port import Ledger
 from atlas.kernel.state import State, apply, initial
 
 # Refused because of facts outside the run (another agent's contract, the tree's totals): a replay takes them as given.
-_OUTSIDE_FACTS = frozenset({"max_runs_per_tree", "spawn_rate", "circuit_open", "not_found", "invalid", "input_invalid"})
+_OUTSIDE_FACTS = frozenset(
+    {
+        *("max_runs_per_tree", "spawn_rate", "circuit_open", "not_found", "invalid", "input_invalid"),
+        *("budget_refused", "budget_busy", "tokens_per_request", "policy_unreadable"),
+    }
+)
 
 
 async def replay_run(
-    ledger: Ledger, agents: Agents, executor: Callable[[State], Executor], run_id: str
+    ledger: Ledger, agents: Agents, executor: Callable[[State], Executor], shelf: Shelf, run_id: str
 ) -> ReplayReport:
-    """Decides the run again; touches nothing and asks nobody."""
+    """Decides the run again, by the policies as they were; touches nothing and asks nobody."""
     events = await ledger.events(run_id)
     created = created_of(events[0])
     state = initial(run_id, events[0].principal, created)
@@ -60,7 +55,7 @@ async def replay_run(
         recorded = _recorded_decision(body)
         if recorded is not None:
             decisions += 1
-            decided = _decide_again(state, body, doubted)
+            decided = await _decide_again(ledger, shelf, state, body, doubted)
             if decided != recorded:
                 mismatches.append(Mismatch(event.seq, recorded, decided))
         state = apply(state, body, event.time_us)
@@ -83,10 +78,10 @@ def _recorded_decision(body: Body) -> str | None:
             return None
 
 
-def _decide_again(state: State, body: Body, doubted: set[str]) -> str:
+async def _decide_again(ledger: Ledger, shelf: Shelf, state: State, body: Body, doubted: set[str]) -> str:
     match body:
         case EffectIntended() | EffectAsked() | EffectRefused():
-            return _judge_again(state, body)
+            return await _judge_again(ledger, shelf, state, body)
         case EffectDoubted():
             doubted.add(body.effect)
             for command in settle(state):
@@ -99,27 +94,52 @@ def _decide_again(state: State, body: Body, doubted: set[str]) -> str:
             return ""
 
 
-def _judge_again(state: State, body: EffectIntended | EffectAsked | EffectRefused) -> str:
+async def _judge_again(
+    ledger: Ledger, shelf: Shelf, state: State, body: EffectIntended | EffectAsked | EffectRefused
+) -> str:
+    if _is_given(body):
+        return f"{body.kind} {body.effect}: {body.decision} ({body.error.code})"
     call = CallMade(
         id=0,
         effect=body.effect,
         kind=body.kind,
         name=body.name,
-        args=msgspec.Raw(b"null"),
+        args=await unpack(ledger, body.args),
         args_hash=body.args_hash,
         effect_class=body.effect_class,
+        definition=_definition(state, body),
     )
-    if isinstance(body, EffectRefused) and body.error.code in _OUTSIDE_FACTS:
-        return f"{body.kind} {body.effect}: {body.decision} ({body.error.code})"
-    verdict = judge(state, call, None, state.children)
-    if isinstance(verdict, Repeat) and body.effect in state.permitted:
-        return f"{body.kind} {body.effect}: allow"  # a person's leave to try once more is used up by a new intent
+    authority: Authority = DEFAULTS
+    if body.ruling is not None and body.ruling.version:
+        answered_by = body.answered_by if isinstance(body, EffectIntended) else ""
+        authority = await shelf.authority(body.ruling.version, answered_by)
+    verdict = judge(state, call, None, state.children, authority, state.mark_us)
+    if isinstance(verdict, Repeat) and (body.kind == "model" or body.effect in state.permitted):
+        # A lost question is intended anew with a new hold; a person's leave to try once more is used up the same way.
+        return f"{body.kind} {body.effect}: allow"
     return _verdict_text(verdict, body.kind, body.effect)
+
+
+def _is_given(body: EffectIntended | EffectAsked | EffectRefused) -> TypeGuard[EffectRefused]:
+    """Refused because of facts outside the run: a replay takes them as given."""
+    if not isinstance(body, EffectRefused):
+        return False
+    # What an agent's contract said at that moment is not kept; what its run pins is.
+    is_live_list = body.ruling is not None and body.ruling.rule.startswith("tools.")
+    return body.error.code in _OUTSIDE_FACTS or is_live_list
+
+
+def _definition(state: State, body: EffectIntended | EffectAsked | EffectRefused) -> str:
+    """The tool's definition at that time; what was refused does not say, so what was answered about it does."""
+    if not isinstance(body, EffectRefused):
+        return body.definition
+    answer = state.answers.get(body.effect)
+    return "" if answer is None else answer.definition
 
 
 def _verdict_text(verdict: Verdict, kind: str, effect: str) -> str:
     match verdict:
-        case Intend() | Spawn():
+        case Intend():
             return f"{kind} {effect}: allow"
         case Ask():
             return f"{kind} {effect}: ask"
@@ -177,6 +197,8 @@ async def _execute_again(
                         code.send(Answer(message.id, error=recorded.error))
                 case ValueTaken():
                     extra = extra or f"{message.name} number {message.occurrence}"
+                case Steered():
+                    extra = extra or f"a decision at {message.fact.place}"
                 case _:
                     pass
     finally:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from atlas.kernel.chain import Finding
 from atlas.kernel.errors import ErrorRecord, RunFailed, from_record
 from atlas.kernel.run import RunState
+
+_WAITS: Final = "See Atlas.inbox(), or 'atlas inbox', and answer with approve, deny or resolve."
 
 
 class Tokens(msgspec.Struct, frozen=True, rename={"tokens_in": "in", "tokens_out": "out"}):
@@ -61,7 +63,7 @@ class Result(msgspec.Struct, frozen=True):
         if self.error is not None:
             raise from_record(self.error)
         if not self.ok:
-            raise RunFailed(f"run {self.run_id} is {self.state}", hint="See 'atlas inbox'.", code=f"run_{self.state}")
+            raise RunFailed(f"run {self.run_id} is {self.state}", hint=_WAITS, code=f"run_{self.state}")
         return self.output
 
 
@@ -124,3 +126,12 @@ class InboxEntry(msgspec.Struct, frozen=True):
     effect_class: str
     reason: str
     created_us: int
+    principal: str = "owner"
+    rule: str = ""
+    layer: str = ""
+    root_run_id: str = ""
+    cost_usd: float = 0.0
+    expires_us: int = 0
+    second_person: bool = False
+    is_editable: bool = False
+    escalated_to: str = ""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from atlas.control.family import Family
 from atlas.control.payload import pack
 from atlas.control.record import Record
 from atlas.control.world import World
+from atlas.kernel.budget import in_full
 from atlas.kernel.decide import End, Park, is_recoverable
-from atlas.kernel.errors import AtlasError
-from atlas.kernel.event import NULL, Body, Logged, RunEnded, RunParked
+from atlas.kernel.errors import AtlasError, Cancelled
+from atlas.kernel.event import NULL, Body, EffectReceived, Logged, RunEnded, RunParked
+from atlas.kernel.gate import Recorded
 from atlas.kernel.run import RunState
-from atlas.kernel.state import clock
+from atlas.kernel.state import STEP_SPEND, clock
 
 NOT_HERE_US: Final = 10_000_000
 _PARKED_AS: Final[dict[str, RunState]] = {
@@ -47,14 +50,15 @@ class Rest:
         await self._record.write(said, RunParked("interrupted"), state="queued", release=True, due_us=due_us)
         return "queued"
 
-    async def end(self, command: End) -> RunState:
-        """Appends the terminal event."""
+    async def end(self, command: End, answers: Mapping[str, Recorded]) -> RunState:
+        """Appends the terminal event; `answers` are the outcomes of all settled effects, in their order."""
+        self._settle_lost()
         ended = await self._terminal_event(command)
         state = self._record.state
         known = {*state.doubted, state.abandoned}
         doubts = tuple(self._record.doubt_item(effect) for effect in ended.unresolved if effect not in known)
         signals = self._family.cancel_all("the parent run ended") + self._family.tell_parent(ended)
-        closing = await self._closing(ended.state)
+        closing = await self._closing(ended.state, answers)
         self._world.boundary("end.before")
         await self._record.write(
             *closing, ended, state=ended.state, signals=signals, inbox_open=doubts, inbox_close=tuple(state.asked)
@@ -62,12 +66,20 @@ class Rest:
         self._world.boundary("end.durable")
         return ended.state
 
-    async def _closing(self, outcome: str) -> tuple[Body, ...]:
-        """What the run leaves behind beside its outcome, told from what is durable."""
+    def _settle_lost(self) -> None:
+        """Counts model calls whose answer nobody will wait for as all that they may have used; in the commit of the end."""
+        for effect, intent in tuple(self._record.state.open.items()):
+            if intent.hold is not None and intent.hold.model:
+                lost = in_full(effect, intent.hold)
+                error = Cancelled("the run ended before its answer was recorded").record()
+                receipt = EffectReceived(effect, error=error, spend=lost.spend, is_estimated=True)
+                self._record.write(receipt, lazy=True, spend=STEP_SPEND, settle=(lost,))
+
+    async def _closing(self, outcome: str, answers: Mapping[str, Recorded]) -> tuple[Body, ...]:
+        """What the run leaves behind beside its outcome, told from what stands before it in the record."""
         if self._record.state.created.runtime != "prompt":
             return ()
-        await self._record.flush()
-        return await self._world.closing(self._record.state, outcome)
+        return await self._world.closing(self._record.state, answers, outcome)
 
     async def _terminal_event(self, command: End) -> RunEnded:
         state = self._record.state

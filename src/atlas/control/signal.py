@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -10,6 +10,8 @@ from atlas.kernel.errors import ErrorRecord
 from atlas.kernel.event import NULL, EffectAnswered, EffectReceived, EffectResolved, Payload, Resolution
 from atlas.kernel.run import NewSignal, Signal
 from atlas.kernel.state import State
+
+Remember: TypeAlias = Literal["", "run", "session"]
 
 
 class CancelBody(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -19,12 +21,18 @@ class CancelBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AnswerBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A person approved or denied an effect with exactly these arguments."""
+    """A person approved or denied an effect with exactly these arguments, of the tool as it is defined now.
+
+    `args` are the arguments they want instead; `remember` is how long the same call need not ask again.
+    """
 
     effect: str
     args_hash: str
     approved: bool
     reason: str = ""
+    definition: str = ""
+    args: Payload | None = None
+    remember: Remember = ""
 
 
 class ResolveBody(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,9 +64,21 @@ def answer_facts(state: State, signal: Signal) -> tuple[EffectAnswered, ...]:
     """What a person's answer means to the run; nothing when it does not fit what is asked now."""
     body = msgspec.json.decode(signal.body, type=AnswerBody)
     asked = state.asked.get(body.effect)
-    if asked is None or asked.args_hash != body.args_hash:
+    if asked is None or (asked.args_hash, asked.definition) != (body.args_hash, body.definition):
         return ()
-    return (EffectAnswered(body.effect, body.args_hash, body.approved, signal.principal, body.reason, signal.id),)
+    return (
+        EffectAnswered(
+            body.effect,
+            body.args_hash,
+            body.approved,
+            signal.principal,
+            body.reason,
+            signal.id,
+            body.definition,
+            body.args,
+            body.remember,
+        ),
+    )
 
 
 def resolve_facts(state: State, signal: Signal) -> tuple[EffectResolved | EffectReceived, ...]:

@@ -27,6 +27,7 @@ from atlas.kernel.event import (
     EffectAsked,
     EffectDoubted,
     EffectIntended,
+    EffectJudged,
     EffectReceived,
     EffectRefused,
     EffectResolved,
@@ -65,6 +66,9 @@ class EffectTrace(msgspec.Struct, frozen=True):
     reason: str = ""
     source: str = ""
     child_run_id: str = ""
+    answered_by: str = ""
+    is_edited: bool = False
+    opinion: str = ""
     intended_seq: int = 0
     settled_seq: int = 0
     begun_us: int = 0
@@ -145,6 +149,7 @@ def effects_of(events: Iterable[tuple[Event, Body]]) -> list[EffectTrace]:
                 | EffectRefused()
                 | EffectDoubted()
                 | EffectResolved()
+                | EffectJudged()
             ):
                 known = found.get(body.effect) or EffectTrace(body.effect, begun_us=event.time_us)
                 if is_ended and isinstance(body, EffectResolved):
@@ -220,9 +225,12 @@ def _advance(
     | EffectReceived
     | EffectRefused
     | EffectDoubted
-    | EffectResolved,
+    | EffectResolved
+    | EffectJudged,
 ) -> EffectTrace:
     match body:
+        case EffectJudged():
+            return replace(effect, opinion=f"{body.verdict} by {body.by}: {body.reason}")
         case EffectAsked():
             named = _named(effect, body)
             return replace(named, args=body.args, status="waiting", reason=body.reason)
@@ -235,6 +243,8 @@ def _advance(
                 status="running",
                 reason=body.reason,
                 child_run_id=body.child_run_id,
+                answered_by=body.answered_by,
+                is_edited=body.is_edited,
                 intended_seq=event.seq,
                 intended_us=event.time_us,
             )
@@ -365,7 +375,9 @@ def _effect_span(run_id: str, effect: EffectTrace, run_end_us: int) -> Span:
 def _note(effect: EffectTrace) -> str:
     if effect.error is not None:
         return effect.error.code
-    return _SOURCES.get(effect.source, "")
+    standing = effect.answered_by if effect.answered_by.startswith(("mandate:", "grant:")) else ""
+    changed = "arguments changed" if effect.is_edited else ""
+    return ", ".join(filter(None, (_SOURCES.get(effect.source, ""), standing, changed)))
 
 
 def _runs_in(span: Span) -> Iterable[Span]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from atlas.control.agents import is_stored
 from atlas.control.history import bodies, created_of
 from atlas.control.report import VerifyReport
 from atlas.kernel.chain import Finding, check_chain
@@ -12,6 +13,7 @@ from atlas.kernel.event import (
     EffectAsked,
     EffectIntended,
     EffectReceived,
+    EffectRefused,
     EffectResolved,
     Event,
     Payload,
@@ -87,7 +89,7 @@ def _check_row(row: RunRow, events: list[Event]) -> Finding | None:
         ("parent", row.parent_run_id, created.parent_run_id),
         ("root", row.root_run_id, created.root_run_id),
         ("key", row.key, created.key),
-        ("spend", str(row.spend), str(state.spend)),
+        ("spend", str(row.spend), str(row.spend if _is_spend_told(row, state) else state.spend)),
         ("state", row.state if row.state in TERMINAL else "", ended),
         ("end", bool(row.ended_us), bool(ended)),
     )
@@ -98,6 +100,19 @@ def _check_row(row: RunRow, events: list[Event]) -> Finding | None:
     return None
 
 
+def _is_spend_told(row: RunRow, state: State) -> bool:
+    """Whether the row's spending is what the events say, or more by what may have been lost outside of effects.
+
+    A second opinion that was lost with its process has no event; the end of the run counts it in full, as estimated.
+    """
+    said, told = row.spend, state.spend
+    if said == told or state.ended is None:
+        return said == told
+    more = (said.tokens_in - told.tokens_in, said.tokens_out - told.tokens_out)
+    cost = said.cost_micro_usd - told.cost_micro_usd
+    return said.steps == told.steps and min(more) >= 0 and 0 <= cost <= row.estimated_micro_usd
+
+
 def _folded(run_id: str, events: list[Event]) -> State:
     state = initial(run_id, events[0].principal, created_of(events[0]))
     for event, body in bodies(events[1:]):
@@ -106,8 +121,8 @@ def _folded(run_id: str, events: list[Event]) -> State:
 
 
 async def _check_blobs(ledger: Ledger, event: Event, known: set[str]) -> Finding | None:
-    """Every blob that the event names must be there and be what its name says, the pinned code included."""
-    if not event.salt or (b'"blob"' not in event.body and event.kind != "run.created"):
+    """Every blob that the event names must be there and be what its name says, pinned code and policies included."""
+    if not event.salt or not (b'"blob"' in event.body or b'"ruling"' in event.body or event.kind == "run.created"):
         return None
     try:
         for digest in await _blobs(ledger, event, known):
@@ -124,7 +139,11 @@ async def _check_blobs(ledger: Ledger, event: Event, known: set[str]) -> Finding
 async def _blobs(ledger: Ledger, event: Event, known: set[str]) -> list[str]:
     digests = [payload.blob for payload in _payloads(event) if payload.blob]
     body = decode_body(event.kind, event.version, event.body)
-    if isinstance(body, RunCreated) and not body.place and body.snapshot not in known:
+    if isinstance(body, RunCreated):
+        digests += [file.blob for file in body.files]
+    if isinstance(body, EffectIntended | EffectAsked | EffectRefused) and body.ruling is not None:
+        digests += [body.ruling.version] if body.ruling.version else []
+    if isinstance(body, RunCreated) and is_stored(body.snapshot) and body.snapshot not in known:
         manifest = msgspec.json.decode(await ledger.get_blob(body.snapshot), type=dict[str, str])
         known.add(body.snapshot)
         digests += manifest.values()

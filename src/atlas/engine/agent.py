@@ -23,8 +23,9 @@ from atlas.engine.conversation import Conversation, Reply
 from atlas.engine.failure import clean
 from atlas.engine.step import Done, perform_step
 from atlas.kernel.code import Answer, Job, Noted, ValueTaken
-from atlas.kernel.errors import AtlasError, Fault, Invalid, from_record
+from atlas.kernel.errors import AtlasError, Fault, Invalid, NotFound, PolicyRefused, from_record
 from atlas.kernel.event import EffectClass
+from atlas.kernel.redact import Redactor
 
 __all__ = ["AgentBase", "AgentContext", "Done", "FanoutResult"]
 
@@ -77,6 +78,8 @@ class AgentContext:
         self._calls = Calls()
         self._nows = 0
         self._random: Random | None = None
+        if job.secrets:
+            conversation.redactor = Redactor((name, value) for name, value in job.secrets.items() if value is not None)
 
     # What the run is
 
@@ -125,7 +128,7 @@ class AgentContext:
         return max(0.0, self._job.deadline_us / 1e6 - self._clock_ns() / 1e9)
 
     @property
-    def tokens_left(self) -> int:
+    def tokens_left(self) -> int | None:
         """What the tree could still use when this attempt began."""
         return self._job.tokens_left
 
@@ -244,19 +247,38 @@ class AgentContext:
         schema = wanted.get("schema")
         return self._calls.model(model, args if schema is None else {**args, "output_schema": schema}, key)
 
+    def secret(self, name: str) -> str:
+        """The value of a secret that the agent's contract names; the same as it is now, also when code runs again.
+
+        Whatever the code says, prints, returns or raises is recorded without it.
+        """
+        if name not in self._job.secrets:
+            raise PolicyRefused(
+                f"the contract of {self._job.agent} does not name the secret {name!r:.80}",
+                hint="Add its name to `secrets` in agent.yaml.",
+                code="secret_not_named",
+            )
+        found = self._job.secrets[name]
+        if found is None:
+            raise NotFound(
+                f"the secret {name} is not set", hint=f"Run 'atlas secrets set {name}'.", code="secret_missing"
+            )
+        return found
+
     # One-way messages
 
     def progress(self, fraction: float, text: str = "") -> None:
         """Says how far the run is, from 0 to 1."""
         if fraction != fraction:
             raise Invalid("progress is a number from 0 to 1, not NaN")
-        self._conversation.say(Noted(clean(str(text))[:_LOG_CHUNK], fraction=min(1.0, max(0.0, float(fraction)))))
+        line = self._conversation.redactor.text(clean(str(text)))[:_LOG_CHUNK]
+        self._conversation.say(Noted(line, fraction=min(1.0, max(0.0, float(fraction)))))
 
     def log(self, text: object, level: Level = "info") -> None:
         """Puts a line into the run's record."""
         if level not in _LEVELS:
             raise Invalid(f"unknown log level {level!r}", hint=f"Use one of {', '.join(_LEVELS)}.")
-        line = clean(str(text))
+        line = self._conversation.redactor.text(clean(str(text)))  # before it is cut in pieces
         for start in range(0, len(line) or 1, _LOG_CHUNK):
             self._conversation.say(Noted(line[start : start + _LOG_CHUNK], level))
 

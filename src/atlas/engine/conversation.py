@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeAlias
 
 from atlas.kernel.code import Answer, CallMade, Cancel, FromCode, Perform, Performed, Probe, Probed, ToCode
 from atlas.kernel.errors import ErrorRecord
+from atlas.kernel.redact import Redactor
 
 Reply: TypeAlias = Perform | Probe | Answer
 
@@ -35,9 +36,13 @@ class Channel(Protocol):
 
 
 class Conversation:
-    """Gives every reply to the call that asked for it, and accounts for replies that nobody waits for any more."""
+    """Gives every reply to the call that asked for it, and accounts for replies that nobody waits for any more.
 
-    __slots__ = ("_channel", "_closed", "_last_id", "_loop", "_waiting", "cancelled", "on_cancel")
+    `redactor` knows the secrets that the code was given: what it says of a step is what it goes on with, so that both
+    are the same as when it runs again.
+    """
+
+    __slots__ = ("_channel", "_closed", "_last_id", "_loop", "_waiting", "cancelled", "on_cancel", "redactor")
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -47,6 +52,7 @@ class Conversation:
         self._closed = False
         self.cancelled: Cancel | None = None
         self.on_cancel: Callable[[], object] | None = None
+        self.redactor = Redactor()
 
     def say(self, message: FromCode) -> None:
         """Sends; nothing once the conversation is closed."""

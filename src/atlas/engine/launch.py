@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from atlas.kernel.principal import INSIDE
+
 _BOOT: Final = str(Path(__file__).with_name("boot.py"))
 
 
@@ -32,7 +34,7 @@ class Launched(NamedTuple):
             os.close(pipe)
 
 
-def launch(folder: str, python: str, environ: Mapping[str, str]) -> Launched:
+def launch(folder: str, python: str, environ: Mapping[str, str], run_id: str = "") -> Launched:
     """Starts a worker in a session of its own; OSError when the system cannot start it, and then nothing is left open."""
     ours, theirs = socket.socketpair()
     life_read, life_write = os.pipe()
@@ -45,8 +47,7 @@ def launch(folder: str, python: str, environ: Mapping[str, str]) -> Launched:
             stdout=out_write,
             stderr=err_write,
             cwd=folder,
-            # Atlas's own settings, the address of the ledger among them, are not the agent's business.
-            env={name: text for name, text in environ.items() if not name.startswith("ATLAS_")},
+            env=environ_of(environ, run_id),
             pass_fds=(theirs.fileno(), life_read),
             start_new_session=True,
         )
@@ -61,6 +62,15 @@ def launch(folder: str, python: str, environ: Mapping[str, str]) -> Launched:
             os.close(pipe)
     ours.setblocking(False)
     return Launched(popen, ours, life_write, out_read, err_read)
+
+
+def environ_of(environ: Mapping[str, str], run_id: str = "") -> dict[str, str]:
+    """The environment of whatever acts in a run's name; it says so, with the run where only one is served.
+
+    Atlas's own settings, the address of the ledger among them, are not the business of what a run starts.
+    """
+    public = {name: text for name, text in environ.items() if not name.startswith("ATLAS_")}
+    return {**public, INSIDE: run_id or "-"}
 
 
 def on_exit(popen: subprocess.Popen[bytes], exited: Callable[[], None]) -> None:

@@ -94,7 +94,7 @@ class WorkerPool:
         return None
 
     def _launch(self, key: _Key, job: Job) -> Child:
-        launched = launch(job.folder, self._python, self._environ)
+        launched = launch(job.folder, self._python, self._environ, job.run_id)
         try:
             child = Child(launched, self._grace_s, lambda child: self._keep(key, child))
         except OSError:

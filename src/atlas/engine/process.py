@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from atlas.kernel.errors import NotFound
 from atlas.kernel.event import Process
+from atlas.kernel.principal import INSIDE
 
 _PROC: Final = Path("/proc")
 _DEAD: Final = frozenset("ZXx")
@@ -83,6 +84,28 @@ async def kill(process: Process) -> None:
         for _pid, handle in handles:
             if handle >= 0:
                 os.close(handle)
+
+
+async def kill_tools_of(driver: Process) -> None:
+    """Ends the processes in which a driver has tools executed, when it is another one of this host and still lives.
+
+    Those of a dead driver are dead. A driver that is alive and yet lost a run was asleep, and its tools go on without it.
+    """
+    if driver.host != this_host() or driver.pid == os.getpid() or not is_alive(driver):
+        return
+    for pid in family(driver.pid):
+        stat = _stat(pid)
+        if stat is not None and stat.parent == driver.pid and _is_for_tools(pid):
+            await kill(Process(driver.host, pid, stat.started_us))
+
+
+def _is_for_tools(pid: int) -> bool:
+    """Whether it serves tools: its environment says that it acts for runs, and for none in particular."""
+    try:
+        environ = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return False
+    return f"{INSIDE}=-".encode() in environ.split(b"\0")
 
 
 def kill_group(leader: int) -> None:

@@ -90,11 +90,12 @@ async def _perform(
         conversation.say(Performed(call_id, error=record, duration_us=_since(began)))
         raise
     except Exception as error:
-        record = record_of(error, folder, "step_failed")
+        record = conversation.redactor.record(record_of(error, folder, "step_failed"))
         conversation.say(Performed(call_id, error=record, duration_us=_since(began)))
         raise from_record(record) from error
-    conversation.say(Performed(call_id, msgspec.Raw(data), duration_us=_since(began)))
-    return value.normal(result, data)
+    said = conversation.redactor.json(data)
+    conversation.say(Performed(call_id, msgspec.Raw(said), duration_us=_since(began)))
+    return value.normal(result, data) if said == data else value.decode(said)
 
 
 async def _ask_probe(

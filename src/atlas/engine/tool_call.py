@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
@@ -13,7 +14,8 @@ import msgspec
 from atlas.engine.failure import clean, describe, record_of
 from atlas.kernel.batch import EVERYTHING
 from atlas.kernel.errors import AtlasError
-from atlas.kernel.tool import EFFECT_KEY, LoadedTool, ToolFinding, ToolOutcome
+from atlas.kernel.redact import Redactor
+from atlas.kernel.tool import EFFECT_KEY, SECRETS, LoadedTool, ToolFinding, ToolOutcome
 
 RESULT_LIMIT: Final = 4 * 1024 * 1024
 NO_RESULT: Final = "(done, no result)"
@@ -26,22 +28,26 @@ class _HasResult(Protocol):
     result: Any
 
 
-async def perform(tool: LoadedTool, args: bytes, effect_key: str, folder: str) -> ToolOutcome:
+async def perform(
+    tool: LoadedTool, args: bytes, effect_key: str, folder: str, secrets: Mapping[str, str] | None = None
+) -> ToolOutcome:
     """What the call came to; only a cancellation passes. A function that is no coroutine runs in a thread."""
     began = time.perf_counter_ns()
     try:
-        text, is_error = _text(await _called(tool.function, tool, args, effect_key)), False
+        text, is_error = _text(await _called(tool.function, tool, args, effect_key, secrets)), False
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool's code raises is the call's outcome
-        text, is_error = _failure(_from_there(error, tool.function), folder), True
+        text, is_error = _failure(_from_there(error, tool.function), folder, secrets or {}), True
     return ToolOutcome(text, is_error, (time.perf_counter_ns() - began) // 1000)
 
 
-async def find_out(tool: LoadedTool, args: bytes, effect_key: str) -> ToolFinding:
+async def find_out(
+    tool: LoadedTool, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
+) -> ToolFinding:
     """What the tool's probe says about a call; that it cannot tell when there is none or it fails."""
     if tool.probe is None:
         return ToolFinding("unknown", message=f"{tool.definition.name} has no probe")
     try:
-        found = await _called(tool.probe, tool, args, effect_key)
+        found = await _called(tool.probe, tool, args, effect_key, secrets)
         if found is None:
             return ToolFinding("not_done")
         if isinstance(found, _HasResult):
@@ -68,14 +74,25 @@ def is_stoppable(tool: LoadedTool) -> bool:
     return inspect.iscoroutinefunction(tool.function)
 
 
-async def _called(function: Callable[..., Any], tool: LoadedTool, args: bytes, effect_key: str) -> Any:
+async def _called(
+    function: Callable[..., Any], tool: LoadedTool, args: bytes, effect_key: str, secrets: Mapping[str, str] | None
+) -> Any:
     given = dict(tool.arguments(args))
-    if EFFECT_KEY in inspect.signature(function).parameters:
+    parameters = _parameters(function)
+    if EFFECT_KEY in parameters:
         given[EFFECT_KEY] = effect_key
+    if tool.definition.secrets and SECRETS in parameters:
+        given[SECRETS] = dict(secrets or {})
     if inspect.iscoroutinefunction(function):
         return await function(**given)
     result = await asyncio.to_thread(function, **given)
     return await result if inspect.isawaitable(result) else result
+
+
+@lru_cache(maxsize=1024)
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """The names it takes; looked up once, because that is slower than most tools."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 def _text(result: Any) -> str:
@@ -109,7 +126,7 @@ def _from_there(error: BaseException, function: Callable[..., Any]) -> BaseExcep
     return error if trace is None else error.with_traceback(trace)
 
 
-def _failure(error: BaseException, folder: str) -> str:
+def _failure(error: BaseException, folder: str, secrets: Mapping[str, str]) -> str:
     match error:
         case _Unfit():
             return str(error)
@@ -117,5 +134,6 @@ def _failure(error: BaseException, folder: str) -> str:
             return clean(" ".join(filter(None, (f"{error.message}.", error.hint))))
         case SystemExit():
             return f"it called sys.exit({error.code!r})"
-    record = record_of(error, folder, "tool_failed")
+    # Redacted here too, where it is shortened: in the middle of a text half a value is no longer found.
+    record = Redactor(secrets.items()).record(record_of(error, folder, "tool_failed"))
     return "\n".join(filter(None, (record.message, record.detail)))

@@ -35,6 +35,7 @@ from atlas.kernel.errors import ErrorRecord, Invalid, NotFound, Unavailable
 from atlas.kernel.tool import ToolDefinition, ToolFinding, ToolOutcome
 
 _ASK_TIMEOUT_S: Final = 5.0
+_IN_DOUBT: Final = "\nNobody knows how far it got: look before doing it again."
 _DRAINED: Final = ErrorRecord("tools_drained", "the tool's process was ended because Atlas is stopping")
 
 
@@ -91,27 +92,40 @@ class WorkerToolHost:
         ending = await self._ask(folder, lambda number: AskResources(number, name, msgspec.Raw(args)), _ASK_TIMEOUT_S)
         return ending.resources if isinstance(ending, ResourcesKnown) else (EVERYTHING,)
 
-    async def call(self, folder: str, name: str, args: bytes, effect_key: str) -> ToolOutcome:
+    async def call(
+        self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
+    ) -> ToolOutcome:
         """Performs the call; once more, alone and with the same key, when it may be repeated and its process was lost."""
         definition = await self._definition(folder, name)
-        began = time.perf_counter_ns()
+        here, began = self._folder(folder), time.perf_counter_ns()
 
         def order(number: int) -> ToTools:
-            return CallTool(number, name, msgspec.Raw(args), effect_key)
+            return CallTool(number, name, msgspec.Raw(args), effect_key, dict(secrets or {}))
 
         ending = await self._ask(folder, order, definition.timeout_s, is_alone=not definition.is_repeatable)
         if isinstance(ending, Lost) and ending.error is not _DRAINED and definition.is_repeatable:
             ending = await self._ask(folder, order, definition.timeout_s, is_alone=True)
-        return _outcome(definition, ending, (time.perf_counter_ns() - began) // 1000)
+        outcome = _outcome(definition, ending, (time.perf_counter_ns() - began) // 1000)
+        if not (outcome.in_doubt and definition.has_probe) or here.is_closed:
+            return outcome
+        # Nothing of the call runs any more, so what the probe finds stays so.
+        try:
+            return _examined(outcome, await self.probe(folder, name, args, effect_key, secrets))
+        except Unavailable:
+            return outcome
 
-    async def probe(self, folder: str, name: str, args: bytes, effect_key: str) -> ToolFinding:
+    async def probe(
+        self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
+    ) -> ToolFinding:
         """Finds out whether a call that may have happened did."""
         definition = await self._definition(folder, name)
         if not definition.has_probe:
             return ToolFinding("unknown", message=f"{name} has no probe")
-        ending = await self._ask(
-            folder, lambda number: ProbeTool(number, name, msgspec.Raw(args), effect_key), definition.timeout_s
-        )
+
+        def order(number: int) -> ToTools:
+            return ProbeTool(number, name, msgspec.Raw(args), effect_key, dict(secrets or {}))
+
+        ending = await self._ask(folder, order, definition.timeout_s)
         match ending:
             case ProbeEnded():
                 return ToolFinding(ending.found, ending.text, ending.message)
@@ -242,8 +256,20 @@ def _outcome(definition: ToolDefinition, ending: Ending | Late, duration_us: int
         text = f"{definition.name} was stopped."
     in_doubt = not definition.is_repeatable
     if in_doubt:
-        text += "\nNobody knows how far it got: look before doing it again."
+        text += _IN_DOUBT
     return ToolOutcome(_with_output(text, printed), True, duration_us, in_doubt)
+
+
+def _examined(outcome: ToolOutcome, found: ToolFinding) -> ToolOutcome:
+    """What a call came to that was lost, as its probe says."""
+    match found.found:
+        case "done":
+            return msgspec.structs.replace(outcome, text=found.text, is_error=False, in_doubt=False)
+        case "not_done":
+            text = outcome.text.replace(_IN_DOUBT, "\nIt did not happen.")
+            return msgspec.structs.replace(outcome, text=text, in_doubt=False)
+        case _:
+            return outcome
 
 
 def _with_output(text: str, printed: str) -> str:

@@ -8,47 +8,73 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from atlas.engine.tool_call import find_out, perform, resources_of
 from atlas.kernel.errors import Invalid, NotFound
+from atlas.kernel.port import ToolHost
 from atlas.kernel.tool import TOOL_ATTRIBUTE, LoadedTool, ToolDefinition, ToolFinding, ToolOutcome
 
 
 class InlineToolHost:
-    """Calls functions that carry `@tool`. `functions` are those of each agent, under what stands for its folder."""
+    """Calls functions that carry `@tool`. `functions` are those of each agent, under what stands for its folder.
 
-    def __init__(self, functions: Mapping[str, Sequence[Any]]) -> None:
-        self._tools = {folder: _loaded(found) for folder, found in functions.items()}
+    Folders that it was not given are left to `elsewhere`.
+    """
+
+    def __init__(self, functions: Mapping[str, Sequence[Any]], elsewhere: ToolHost | None = None) -> None:
+        self._tools = {folder: _by_name(map(_loaded, found)) for folder, found in functions.items()}
+        self._elsewhere = elsewhere
+
+    def add(self, folder: str, tools: Iterable[LoadedTool]) -> None:
+        """Takes the tools of one more agent."""
+        self._tools[folder] = _by_name(tools)
 
     async def definitions(self, folder: str) -> tuple[ToolDefinition, ...]:
         """What the tools declare, by name."""
+        if (other := self._other(folder)) is not None:
+            return await other.definitions(folder)
         return tuple(tool.definition for _, tool in sorted(self._tools.get(folder, {}).items()))
 
     async def resources(self, folder: str, name: str, args: bytes) -> tuple[str, ...]:
         """What a call would touch."""
+        if (other := self._other(folder)) is not None:
+            return await other.resources(folder, name, args)
         return await resources_of(self._tool(folder, name), args)
 
-    async def call(self, folder: str, name: str, args: bytes, effect_key: str) -> ToolOutcome:
+    async def call(
+        self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
+    ) -> ToolOutcome:
         """Performs the call; a coroutine that is late or cancelled is cancelled, a thread is left to itself."""
+        if (other := self._other(folder)) is not None:
+            return await other.call(folder, name, args, effect_key, secrets)
         tool = self._tool(folder, name)
         definition = tool.definition
         began = time.perf_counter_ns()
         try:
             async with asyncio.timeout(definition.timeout_s):
-                return await perform(tool, args, effect_key, "")
+                return await perform(tool, args, effect_key, "", secrets)
         except TimeoutError:
             text = f"{name} did not finish within {definition.timeout_s:g} s."
             in_doubt = not definition.is_repeatable
             return ToolOutcome(text, True, (time.perf_counter_ns() - began) // 1000, in_doubt)
 
-    async def probe(self, folder: str, name: str, args: bytes, effect_key: str) -> ToolFinding:
+    async def probe(
+        self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
+    ) -> ToolFinding:
         """Finds out whether a call that may have happened did."""
-        return await find_out(self._tool(folder, name), args, effect_key)
+        if (other := self._other(folder)) is not None:
+            return await other.probe(folder, name, args, effect_key, secrets)
+        return await find_out(self._tool(folder, name), args, effect_key, secrets)
 
     async def drain(self) -> None:
-        """Nothing is kept."""
+        """Nothing is kept here; `elsewhere` stops what it runs."""
+        if self._elsewhere is not None:
+            await self._elsewhere.drain()
+
+    def _other(self, folder: str) -> ToolHost | None:
+        return None if folder in self._tools else self._elsewhere
 
     def _tool(self, folder: str, name: str) -> LoadedTool:
         tool = self._tools.get(folder, {}).get(name)
@@ -57,13 +83,17 @@ class InlineToolHost:
         return tool
 
 
-def _loaded(functions: Sequence[Any]) -> dict[str, LoadedTool]:
+def _loaded(function: Any) -> LoadedTool:
+    tool: LoadedTool | None = getattr(function, TOOL_ATTRIBUTE, None)
+    if tool is None:
+        name = getattr(function, "__name__", repr(function))
+        raise Invalid(f"{name} is not a tool", hint="Write @tool above it.", code="tool_signature")
+    return tool
+
+
+def _by_name(tools: Iterable[LoadedTool]) -> dict[str, LoadedTool]:
     found: dict[str, LoadedTool] = {}
-    for function in functions:
-        tool: LoadedTool | None = getattr(function, TOOL_ATTRIBUTE, None)
-        if tool is None:
-            name = getattr(function, "__name__", repr(function))
-            raise Invalid(f"{name} is not a tool", hint="Write @tool above it.", code="tool_signature")
+    for tool in tools:
         if tool.definition.name in found:
             raise Invalid(f"there are two tools {tool.definition.name}", code="tool_defined_twice")
         found[tool.definition.name] = tool

@@ -20,7 +20,7 @@ from typing import Final, assert_never
 from atlas.engine.failure import clean
 from atlas.engine.tool_call import find_out, is_stoppable, perform, resources_of
 from atlas.engine.tool_load import Loaded, load_tools
-from atlas.engine.tool_output import page, route_output
+from atlas.engine.tool_output import Page, page, route_output
 from atlas.engine.tool_wire import (
     TO_TOOLS,
     AskResources,
@@ -37,6 +37,7 @@ from atlas.engine.tool_wire import (
     tool_frame,
 )
 from atlas.engine.wire import OUT_OF_MEMORY, Frames
+from atlas.kernel.redact import Redactor
 
 _READ: Final = 64 * 1024
 THREADS: Final = 64
@@ -93,7 +94,7 @@ class ToolServer:
             case CallTool():
                 await self._call(order)
             case ProbeTool():
-                found = await find_out(tool, bytes(order.args), order.effect_key)
+                found = await find_out(tool, bytes(order.args), order.effect_key, order.secrets)
                 self._write(ProbeEnded(order.id, found.found, found.text, found.message))
             case AskResources():
                 self._write(ResourcesKnown(order.id, await resources_of(tool, bytes(order.args))))
@@ -102,12 +103,18 @@ class ToolServer:
 
     async def _call(self, order: CallTool) -> None:
         tool = self._loaded.tools[order.name]
+        redactor = Redactor(order.secrets.items())
+
+        def printed_by(page: Page) -> str:
+            # Here, because it was shortened here: half a value in the middle of a text is no longer found.
+            return redactor.cut(clean(page.text))
+
         with page() as printed:
             try:
-                outcome = await perform(tool, bytes(order.args), order.effect_key, self._folder)
-                ended = CallEnded(order.id, outcome.text, outcome.is_error, outcome.duration_us, clean(printed.text))
+                outcome = await perform(tool, bytes(order.args), order.effect_key, self._folder, order.secrets)
+                ended = CallEnded(order.id, outcome.text, outcome.is_error, outcome.duration_us, printed_by(printed))
             except asyncio.CancelledError:
-                ended = CallEnded(order.id, "it was stopped", True, 0, clean(printed.text), is_stopped=True)
+                ended = CallEnded(order.id, "it was stopped", True, 0, printed_by(printed), is_stopped=True)
         for stream in (sys.stdout, sys.stderr):
             # A tool may have closed or replaced it; what cannot be flushed is not there to be lost.
             with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -25,6 +25,7 @@ class CallTool(msgspec.Struct, frozen=True, tag="call"):
     name: str
     args: msgspec.Raw
     effect_key: str
+    secrets: dict[str, str] = {}
 
 
 class ProbeTool(msgspec.Struct, frozen=True, tag="probe"):
@@ -34,6 +35,7 @@ class ProbeTool(msgspec.Struct, frozen=True, tag="probe"):
     name: str
     args: msgspec.Raw
     effect_key: str
+    secrets: dict[str, str] = {}
 
 
 class AskResources(msgspec.Struct, frozen=True, tag="resources"):

@@ -14,6 +14,7 @@ from atlas.kernel.code import (
     CallMade,
     Cancel,
     Finished,
+    FromCode,
     Job,
     Noted,
     Perform,
@@ -58,7 +59,7 @@ TO_WORKER: Final = msgspec.json.Decoder(ToWorker)
 FROM_WORKER: Final = msgspec.json.Decoder(FromWorker)
 
 
-def frame(message: ToWorker | FromWorker) -> bytes:
+def frame(message: ToWorker | FromWorker | FromCode) -> bytes:
     """The message as bytes, length first."""
     body = _ENCODER.encode(message)
     return len(body).to_bytes(HEADER, "big") + body

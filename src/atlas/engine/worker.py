@@ -37,6 +37,7 @@ from atlas.engine.wire import (
 )
 from atlas.kernel.code import Answer, Cancel, Finished, FromCode, Job, Perform, Probe
 from atlas.kernel.errors import RunFailed
+from atlas.kernel.principal import INSIDE
 
 _READ: Final = 64 * 1024
 _SWEEP_S: Final = 1.0
@@ -140,7 +141,7 @@ class Worker:
             case _:
                 assert_never(message)
 
-    def _write(self, message: FromWorker) -> None:
+    def _write(self, message: FromWorker | FromCode) -> None:
         data = frame(message)
         with self._writing:
             self._sock.sendall(data)
@@ -152,6 +153,7 @@ class Worker:
         assert self._conversation is not None
         conversation = self._conversation
         limit_memory(job.memory_mb)
+        os.environ[INSIDE] = job.run_id  # what this job starts acts in its run's name
         try:
             _enter(job.folder)
             agent = await self._ready(job)

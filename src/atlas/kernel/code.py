@@ -14,11 +14,15 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 
 from atlas.kernel.errors import ErrorRecord
-from atlas.kernel.event import NO_SPEND, EffectClass, EffectKind, Process, Spend
+from atlas.kernel.event import NO_SPEND, EffectClass, EffectKind, Process, Spend, TurnSteered
+from atlas.kernel.hold import Hold
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """One execution of an agent's `execute()`, and all it may know."""
+    """One execution of an agent's `execute()`, and all it may know.
+
+    `secrets` are those that its contract names, None where one has no value.
+    """
 
     run_id: str
     root_run_id: str
@@ -34,17 +38,34 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     seed: str
     values: dict[str, list[int]]
     deadline_us: int
-    tokens_left: int
+    tokens_left: int | None
     may_spawn: bool
     startup: str = "on_startup"
     shutdown: str = "on_shutdown"
     startup_timeout_s: float = 60.0
     memory_mb: int = 2048
     output_limit_bytes: int = 8 * 1024 * 1024
+    secrets: dict[str, str | None] = {}
+
+
+class Need(msgspec.Struct, frozen=True):
+    """What a call to a model may use at most: which one is asked, how much it reads, how much it may write.
+
+    `asks`: how often it may be asked for that, because an answer may need repair.
+    """
+
+    model: str
+    tokens_in: int
+    max_output_tokens: int
+    fallback: str = ""
+    asks: int = 1
 
 
 class CallMade(msgspec.Struct, frozen=True, tag="call"):
-    """The code wants an effect. `effect` is its stable name within the run; equal calls are numbered."""
+    """The code wants an effect. `effect` is its stable name within the run; equal calls are numbered.
+
+    `definition` is the hash of the tool's definition; a call that costs money says what it needs.
+    """
 
     id: int
     effect: str
@@ -55,6 +76,8 @@ class CallMade(msgspec.Struct, frozen=True, tag="call"):
     effect_class: EffectClass
     idempotent: bool = False
     can_probe: bool = False
+    definition: str = ""
+    need: Need | None = None
 
 
 class Performed(msgspec.Struct, frozen=True, tag="performed"):
@@ -66,6 +89,9 @@ class Performed(msgspec.Struct, frozen=True, tag="performed"):
     duration_us: int = 0
     spend: Spend = NO_SPEND
     model: str = ""
+    is_estimated: bool = False
+    cached_in: int = 0
+    saved_micro_usd: int = 0
 
 
 class Probed(msgspec.Struct, frozen=True, tag="probed"):
@@ -100,6 +126,12 @@ class Printed(msgspec.Struct, frozen=True, tag="printed"):
     text: str
 
 
+class Steered(msgspec.Struct, frozen=True, tag="steered"):
+    """A decision about the turn was made; what it leads to is asked for after this."""
+
+    fact: TurnSteered
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """`execute()` came back: with an output, or with the error it raised. Nothing follows."""
 
@@ -107,14 +139,19 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     error: ErrorRecord | None = None
 
 
-FromCode: TypeAlias = CallMade | Performed | Probed | ValueTaken | Noted | Printed | Finished
+FromCode: TypeAlias = CallMade | Performed | Probed | ValueTaken | Noted | Printed | Steered | Finished
 
 
 class Perform(msgspec.Struct, frozen=True, tag="perform"):
-    """The intent of a step is durable: perform it now. `effect_key` is the same each time it is tried."""
+    """The intent of a step is durable: perform it now. `effect_key` is the same each time it is tried.
+
+    `args` are to be used instead of those the call was made with. `hold` is what a call to a model was granted.
+    """
 
     id: int
     effect_key: str
+    args: msgspec.Raw | None = None
+    hold: Hold | None = None
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from atlas.kernel.contract import Budget, ModelName, Name, Part, Seconds, Tiers, Url, Usd
+from atlas.kernel.contract import Budget, HookUse, ModelName, Name, Part, Seconds, Tiers, Tokens, Url, Usd
+from atlas.kernel.rule import PolicyPart
 
 SecretName = Annotated[
     str,
@@ -30,6 +31,15 @@ LedgerUrl = Annotated[
         extra={"expected": "an address that starts with postgresql://", "sensitive": True},
     ),
 ]
+TimeZone = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$",
+        max_length=64,
+        description="A time zone by its name, for example Europe/Berlin.",
+        extra={"expected": "the name of a time zone, such as UTC or Europe/Berlin"},
+    ),
+]
 Positive = Annotated[int, Meta(ge=1, le=10**9)]
 Percent = Annotated[float, Meta(ge=0, le=100)]
 
@@ -38,7 +48,8 @@ class Provider(Part, frozen=True):
     """One source of models."""
 
     kind: Annotated[
-        Literal["openai", "anthropic", "scripted", "local"], Meta(description="The wire protocol it speaks.")
+        Literal["openai", "anthropic", "scripted", "local", "pydantic-ai"],
+        Meta(description="The wire protocol it speaks, or who is asked in its place."),
     ]
     base_url: Url | None = None
     key: SecretName | None = None
@@ -74,7 +85,7 @@ class Timeouts(Part, frozen=True):
 class ResourceBudget(Part, frozen=True):
     """What a tree of runs may use."""
 
-    max_tokens_per_chain: Annotated[int, Meta(ge=0, le=10**12)] = 100_000
+    max_tokens_per_chain: Annotated[Tokens | None, Meta(description="Tokens for a tree; left out, no limit.")] = None
 
 
 class CircuitBreaker(Part, frozen=True):
@@ -143,6 +154,18 @@ class Registry(Part, frozen=True):
     policy: RegistryPolicy = RegistryPolicy()
 
 
+class ApprovalConfig(Part, frozen=True):
+    """How long a question waits for a person."""
+
+    expire_after_s: Annotated[
+        Seconds | None, Meta(description="Then it is denied, because nobody answered; left out, it waits.")
+    ] = None
+    escalate_after_s: Annotated[
+        Seconds | None, Meta(description="Then the inbox shows it as passed on to `escalate_to`.")
+    ] = None
+    escalate_to: Annotated[str, Meta(max_length=128, description="Who is named when nobody answered.")] = "owner"
+
+
 class LedgerConfig(Part, frozen=True):
     """Where events are stored."""
 
@@ -154,8 +177,16 @@ class Config(Part, frozen=True):
 
     models: Models = Models()
     budget: Annotated[Budget, Meta(description="Caps for everything in the vault together.")] = Budget()
+    time_zone: Annotated[TimeZone, Meta(description="Where days and months of budgets begin and end.")] = "UTC"
+    policy: Annotated[PolicyPart, Meta(description="Rules of the fleet, above policy.yaml of the vault.")] = (
+        PolicyPart()
+    )
     execution: Execution = Execution()
     scheduling: Scheduling = Scheduling()
     registry: Registry = Registry()
     ledger: LedgerConfig = LedgerConfig()
+    approvals: ApprovalConfig = ApprovalConfig()
+    hooks: Annotated[
+        tuple[HookUse, ...], Meta(description="For all prompt agents of the vault, before their own hooks.")
+    ] = ()
     auth: Annotated[dict[str, Any], Meta(description="Who may call the daemon.")] = field(default_factory=dict)

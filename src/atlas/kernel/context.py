@@ -12,15 +12,16 @@ that others wrote is fenced here, once, and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from atlas.kernel.block import Block, Choice, Grade, View, fit, view
 from atlas.kernel.errors import LimitRefused
-from atlas.kernel.excerpt import FENCE_SIZE, fence, shorten
-from atlas.kernel.model import Message, Part, Request, Text, ToolResult, ToolSpec
-from atlas.kernel.token import DEFAULT_RATE, Calibration, Limits, count, text_size
+from atlas.kernel.excerpt import FENCE_SIZE, boundary, fence, shorten
+from atlas.kernel.media import TEXT, Given
+from atlas.kernel.model import Image, Message, Part, Request, Text, ToolResult, ToolSpec
+from atlas.kernel.token import DEFAULT_RATE, Calibration, Limits, count, size_of, text_size
 from atlas.kernel.turn import Exchange, Note, Turn, windowed
 
 BUILDER_VERSION: Final = 2
@@ -71,7 +72,7 @@ class Live(msgspec.Struct, frozen=True, omit_defaults=True):
     session: Session = Session()
     bytes_per_token: float = DEFAULT_RATE
     max_output_tokens: int = 2_048
-    output_schema: msgspec.Raw | None = None
+    output_schema: dict[str, Any] | None = None
     builder: int = BUILDER_VERSION
 
 
@@ -83,13 +84,21 @@ class Built(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...]
     tokens: int
 
+    @property
+    def measure(self) -> int:
+        """The bytes that a provider's count of tokens is held against; 0 with pictures, which bytes do not measure."""
+        has_pictures = any(isinstance(part, Image) for part in self.request.messages[0].parts)
+        return 0 if has_pictures else len(self.raw)
+
 
 def build(turn: Turn, live: Live, limits: Limits) -> Built:
     """The request for the turn's next step; LimitRefused when what must be shown does not fit."""
     rate = live.bytes_per_token
     sizes = limits.at(rate)
     fixed = len(neutral(_request(turn, live, (), 0))) + _FRAME
-    free = sizes.total - fixed
+    pictures = _pictures(turn)
+    weight = int(sum(part.tokens for part in pictures if isinstance(part, Image)) * rate)
+    free = sizes.total - fixed - (size_of(pictures) + weight if pictures else 0)
     # A large persona narrows the window; what is kept back for it and for the tail never goes to the stable part.
     window, kept_back = min(sizes.window, free * 3 // 5), min(sizes.tail, free // 8)
     turn = windowed(turn, window)
@@ -99,23 +108,24 @@ def build(turn: Turn, live: Live, limits: Limits) -> Built:
     volatile = tuple(_volatile_blocks(turn, live, sizes))
     room = free - turn.window_size - sum(one.size + _FRAME for one in head)
     tail = fit(volatile, room - _FRAME * len(volatile))
-    messages = (_head_message(stable, head), *_exchanges(turn))
+    messages = (_head_message(stable, head, pictures), *_exchanges(turn))
     shown = _with_tail(messages, "\n\n".join(one.text for one in tail))
     request = _request(turn, live, shown, len(messages) if shown is messages else len(shown) - 1)
     raw = neutral(request)
-    if len(raw) > sizes.total:
+    if len(raw) + weight > sizes.total:
         raise LimitRefused(
-            f"the request has about {count(len(raw), rate)} tokens and {limits.total} are allowed",
+            f"the request has about {count(len(raw) + weight, rate)} tokens and {limits.total} are allowed",
             hint="Raise context.max_tokens in agent.yaml.",
             code="context_too_small",
         )
     choices = (
         Choice("persona and tools", "full", count(fixed, rate)),
+        *(Choice(f"given {part.name}", "full", part.tokens) for part in pictures if isinstance(part, Image)),
         *_choices(stable, head, rate),
         Choice("steps of this turn", "full", count(turn.window_size, rate)),
         *_choices(volatile, tail, rate),
     )
-    return Built(request, raw, choices, count(len(raw), rate))
+    return Built(request, raw, choices, count(len(raw) + weight, rate))
 
 
 class _Neutral(msgspec.Struct, frozen=True):
@@ -144,7 +154,7 @@ def _request(turn: Turn, live: Live, messages: tuple[Message, ...], cache_at: in
         messages=messages,
         tools=live.tools,
         max_output_tokens=live.max_output_tokens,
-        output_schema=live.output_schema,
+        output_schema=None if live.output_schema is None else msgspec.Raw(_ENCODER.encode(live.output_schema)),
         cache_at=cache_at,
         step=turn.step + 1,
     )
@@ -163,6 +173,9 @@ def _stable_blocks(turn: Turn, session: Session, sizes: Limits) -> Iterator[Bloc
     if session.notes:
         title = f"Open notes (recall(handle='{NOTES}') shows all):"
         yield _lines("notes", title, tuple(note.line for note in session.notes), 80, NOTES, sizes.session * 2 // 5)
+    for given in turn.files:
+        if given.file.media_type == TEXT:
+            yield _given_block(given, sizes.user)
     yield _user_block(turn, sizes.user)
     if turn.dropped:
         title = f"Steps of this turn that are no longer shown, {turn.dropped_count} in all (recall(handle='{turn.handle}')):"
@@ -193,6 +206,30 @@ def _user_block(turn: Turn, limit: int) -> Block:
     if views[0].size > limit:
         views.pop(0)
     return Block("user", _falling(views), handle=handle, is_mandatory=True)
+
+
+def _given_block(given: Given, limit: int) -> Block:
+    """A text that was given: the whole of it, or its beginning and the handle that goes on from there."""
+    title, data = f"{given.line}:\n", given.head.encode()
+    views = [view("full", title + fence(given.head, given.handle))] if len(data) == given.file.size else []
+    if views and views[0].size > limit:
+        views.pop()
+    for grade, most in (("excerpt", 1), *_GRADES):
+        cut = boundary(data, min(limit // most, given.file.size - 1))
+        rest = f"\n[recall(handle='{given.handle}', start={cut}) goes on]"
+        views.append(view(grade, title + fence(data[:cut].decode(), given.handle) + rest))
+    views.append(view("handle", f"{given.line} is attached; recall(handle='{given.handle}') shows it."))
+    return Block(f"given {given.file.name}", _falling(views), 85, given.handle)
+
+
+def _pictures(turn: Turn) -> tuple[Part, ...]:
+    """What was given and is no text, each with a line that names it; never left out, so that too many are refused."""
+    parts: list[Part] = []
+    for given in turn.files:
+        file = given.file
+        if file.media_type != TEXT:
+            parts += (Text(f"{given.line}:"), Image(file.media_type, file.blob, file.name, file.tokens))
+    return tuple(parts)
 
 
 def _lines(
@@ -239,8 +276,8 @@ def _falling(views: Sequence[View]) -> tuple[View, ...]:
     return tuple(kept)
 
 
-def _head_message(blocks: tuple[Block, ...], views: tuple[View, ...]) -> Message:
-    """The session and the user's words, in parts that stay whole when a later one changes."""
+def _head_message(blocks: tuple[Block, ...], views: tuple[View, ...], pictures: tuple[Part, ...]) -> Message:
+    """The session, what was given and the user's words, in parts that stay whole when a later one changes."""
     parts: list[Part] = []
     before: list[str] = []
     for block, one in zip(blocks, views, strict=True):
@@ -250,7 +287,10 @@ def _head_message(blocks: tuple[Block, ...], views: tuple[View, ...]) -> Message
         if before:
             parts.append(Text("\n\n".join(before)))
             before = []
-        parts.append(Text(one.text))
+        if block.name == "user":
+            parts += pictures
+        if one.text or not parts:
+            parts.append(Text(one.text))
     return Message("user", tuple(parts))
 
 

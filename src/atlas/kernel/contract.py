@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, field
@@ -134,10 +134,20 @@ JsonSchema = Annotated[
         extra={"expected": "a JSON Schema (a mapping)", "json_schema": True},
     ),
 ]
+SecretRef = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        max_length=128,
+        description="The name of a secret; never the secret itself.",
+        extra={"expected": "the name of a secret (never the secret itself)", "sensitive": True},
+    ),
+]
 Usd = Annotated[float, Meta(ge=0, le=1e9)]
 Tokens = Annotated[int, Meta(ge=0, le=10**12)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
+Rounds = Annotated[int, Meta(ge=1, le=25)]
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -282,6 +292,81 @@ class Mcp(Part, frozen=True):
     servers: dict[Name, McpServer] = field(default_factory=dict)
 
 
+class OracleHook(Part, frozen=True):
+    """A command that must pass before an answer is accepted."""
+
+    command: Annotated[str, Meta(min_length=1, max_length=4096, description="For the shell, in the agent's folder.")]
+    rounds: Annotated[Rounds, Meta(description="Answers that may fail; then the turn ends without one.")] = 10
+    timeout_s: Annotated[Seconds, Meta(description="Seconds the command may take; then it is stopped.")] = 60
+
+
+class DoneHook(Part, frozen=True):
+    """An answer is accepted only after the model checked its work with a tool."""
+
+    rounds: Annotated[Rounds, Meta(description="How often it is asked to, at most.")] = 3
+
+
+class CeilingHook(Part, frozen=True):
+    """A turn ends with the step that reaches a number of tokens."""
+
+    limit: Annotated[int, Meta(ge=1, le=10**12, description="Tokens read and written by one turn.")]
+
+
+class HookUse(Part, frozen=True):
+    """One hook: one that comes with Atlas, by its key, or one of an installed package."""
+
+    test_oracle: OracleHook | None = None
+    definition_of_done: DoneHook | None = None
+    token_ceiling: CeilingHook | None = None
+    use: Annotated[Name | None, Meta(description="The name of a package's hook (entry point group atlas.hooks).")] = (
+        None
+    )
+    options: Annotated[dict[str, Any], Meta(description="With use: what the package's hook is given.")] = field(
+        default_factory=dict
+    )
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """What is asked for; one name in a sound file."""
+        shipped = tuple(name for name in SHIPPED_HOOKS if getattr(self, name) is not None)
+        return shipped if self.use is None else (*shipped, self.use)
+
+    def findings(self) -> Iterator[Finding]:
+        """Every rule over several keys that it breaks."""
+        if len(self.named) != 1:
+            names = ", ".join((*SHIPPED_HOOKS, "use"))
+            yield Finding(
+                (), "hook_name", f"one hook has exactly one of the keys {names}", "write one list item per hook"
+            )
+        elif self.options and self.use is None:
+            yield Finding(("options",), "hook_options", "options go with use", f"write them under {self.named[0]}")
+
+
+SHIPPED_HOOKS: Final = ("test_oracle", "definition_of_done", "token_ceiling")
+
+
+class Critic(Part, frozen=True):
+    """Who decides, once a turn has passed its soft time limit: go on, a nudge, or the end."""
+
+    use: Annotated[
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^(rule|fast|balanced|powerful|[a-z0-9][a-z0-9_-]*:\S+)$",
+                max_length=256,
+                extra={
+                    "expected": "rule, a tier (fast, balanced, powerful) or provider:model",
+                    "options": ("rule", "fast", "balanced", "powerful"),
+                },
+            ),
+        ],
+        Meta(description="rule, or the model that is asked: a tier or provider:model."),
+    ] = "rule"
+    extend_s: Annotated[
+        Seconds | None, Meta(description="Seconds until it looks again; left out, as long as the soft limit.")
+    ] = None
+
+
 class Context(Part, frozen=True):
     """How large the agent's requests may grow, and which files are always in them."""
 
@@ -350,7 +435,17 @@ class Contract(Part, frozen=True):
     timeout_s: Annotated[
         Seconds | None, Meta(description="Seconds one run may take; left out, execution.timeouts.agent.")
     ] = None
+    soft_timeout_s: Annotated[
+        Seconds | None, Meta(description="Prompt agents: seconds after which the critic decides whether it goes on.")
+    ] = None
+    critic: Critic = Critic()
+    hooks: Annotated[
+        tuple[HookUse, ...], Meta(description="Prompt agents: rules of the host, asked in this order.")
+    ] = ()
     tools: Tools = Tools()
+    secrets: Annotated[
+        tuple[SecretRef, ...], Meta(description="Secrets that its tools and its code may be given, by name.")
+    ] = ()
     mcp: Mcp = Mcp()
     context: Context = Context()
     persona: Persona = Persona()
@@ -363,6 +458,7 @@ class Contract(Part, frozen=True):
     def findings(self) -> Iterator[Finding]:
         """Every rule over several keys that this contract breaks."""
         yield from self._orchestrator_findings()
+        yield from self._turn_findings()
         if self.budget.on_cap == "fallback" and self.model.fallback is None:
             yield Finding(
                 ("budget", "on_cap"),
@@ -387,6 +483,20 @@ class Contract(Part, frozen=True):
                     f"the MCP server {name} needs either a command or a url",
                     also=(("mcp", "servers", name, "command"), ("mcp", "servers", name, "url")),
                 )
+
+    def _turn_findings(self) -> Iterator[Finding]:
+        for index, hook in enumerate(self.hooks):
+            for found in hook.findings():
+                yield msgspec.structs.replace(found, path=("hooks", index, *found.path))
+        soft, hard = self.soft_timeout_s, self.timeout_s
+        if soft is None and self.critic != Critic():
+            hint = "add soft_timeout_s, after which it is asked"
+            yield Finding(
+                ("critic",), "critic_unasked", "the critic is asked at a soft time limit, and there is none", hint
+            )
+        if soft is not None and hard is not None and soft >= hard:
+            message = f"soft_timeout_s ({soft:g}) is never reached before timeout_s ({hard:g})"
+            yield Finding(("soft_timeout_s",), "soft_timeout", message, "make it smaller", also=(("timeout_s",),))
 
     def _orchestrator_findings(self) -> Iterator[Finding]:
         if self.type == "orchestrator":

@@ -3,7 +3,7 @@
     decide(state, now)   every command that follows from the state, in order
       settle             effects that an earlier attempt left open: repeat, probe or doubt
       halt               cancelled, abandoned, out of time, interrupted
-      judge              each call of the code: answer, perform, ask, refuse, spawn
+      judge              each call of the code, in `gate`: answer, perform, ask, refuse
       conclude           the code came back: how the run ends
 
 A command says what to do; the driver does it and reports back with events and observations. Deciding twice
@@ -17,20 +17,11 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from atlas.kernel.code import CallMade, Finished
-from atlas.kernel.errors import (
-    ApprovalRequired,
-    Cancelled,
-    ErrorRecord,
-    LimitRefused,
-    PolicyRefused,
-    ReplayMismatch,
-    RunFailed,
-)
-from atlas.kernel.event import Decision, EffectIntended, EffectReceived, EffectRefused
-from atlas.kernel.policy import Ruling, class_default
+from atlas.kernel.errors import Cancelled, ErrorRecord, ReplayMismatch, RunFailed
+from atlas.kernel.event import EffectIntended
+from atlas.kernel.gate import DEFAULTS, Authority, Intend, Reject, Verdict, judge
 from atlas.kernel.state import State, clock
 
-Recorded: TypeAlias = EffectReceived | EffectRefused
 Outcome: TypeAlias = Literal["succeeded", "failed", "refused", "cancelled"]
 
 # How long code that is being run again may go without asking for what the record says it asked.
@@ -51,67 +42,6 @@ class Doubt(msgspec.Struct, frozen=True):
 
     effects: tuple[str, ...]
     reason: str
-
-
-class Recall(msgspec.Struct, frozen=True):
-    """Answer the call from the record."""
-
-    call: CallMade
-    recorded: Recorded
-
-
-class Intend(msgspec.Struct, frozen=True):
-    """Record the intent of a step, then have it performed."""
-
-    call: CallMade
-    ruling: Ruling
-    answered_by: str = ""
-
-
-class Repeat(msgspec.Struct, frozen=True):
-    """Perform a step whose intent is on record and which may safely be performed again."""
-
-    call: CallMade
-
-
-class Examine(msgspec.Struct, frozen=True):
-    """Probe a step whose intent is on record before deciding to perform it."""
-
-    call: CallMade
-
-
-class Spawn(msgspec.Struct, frozen=True):
-    """Start a child run, unless its agent, input or the tree's limits forbid it."""
-
-    call: CallMade
-
-
-class Rejoin(msgspec.Struct, frozen=True):
-    """Wait for a child that an earlier attempt started."""
-
-    call: CallMade
-
-
-class Ask(msgspec.Struct, frozen=True):
-    """Put the effect before a person."""
-
-    call: CallMade
-    reason: str
-
-
-class Refuse(msgspec.Struct, frozen=True):
-    """Decide against the effect; the code gets the error and may go on."""
-
-    call: CallMade
-    decision: Decision
-    error: ErrorRecord
-
-
-class Reject(msgspec.Struct, frozen=True):
-    """Answer the call with an error that is no fact about the world and is not recorded."""
-
-    call: CallMade
-    error: ErrorRecord
 
 
 class CancelCode(msgspec.Struct, frozen=True):
@@ -144,15 +74,14 @@ class WakeAt(msgspec.Struct, frozen=True):
     time_us: int
 
 
-Verdict: TypeAlias = Recall | Intend | Repeat | Examine | Spawn | Rejoin | Ask | Refuse | Reject
 Command: TypeAlias = Verdict | StartCode | Doubt | CancelCode | Park | Retry | End | WakeAt
 
 
-def decide(state: State, now_us: int) -> tuple[Command, ...]:
+def decide(state: State, now_us: int, authority: Authority = DEFAULTS) -> tuple[Command, ...]:
     """Every command that follows from the state, in the order they must be carried out."""
     if state.ended is not None:
         return ()
-    halted = _halt(state, now_us)
+    halted = _halt(state, now_us, authority)
     if halted is not None:
         return halted
     live = state.live
@@ -160,7 +89,7 @@ def decide(state: State, now_us: int) -> tuple[Command, ...]:
         return (conclude(state, live.finished),)
     if not live.has_code:
         return settle(state) or (StartCode(), WakeAt(deadline_us(state, now_us)))
-    verdicts = _judge_all(state)
+    verdicts = _judge_all(state, authority, now_us)
     if not verdicts and not live.performing and live.parked.issuperset(live.awaiting):
         if state.doubted:
             return (Park("doubt"),)
@@ -214,20 +143,6 @@ def is_ready(state: State, call: CallMade) -> bool:
     return live.unclaimed == 0 or call.effect in state.open
 
 
-def judge(state: State, call: CallMade, recorded: Recorded | None, children: int) -> Verdict:
-    """What becomes of one call of the code; `children` is how many the run has started or is starting."""
-    if recorded is not None:
-        return Recall(call, recorded)
-    intent = state.open.get(call.effect)
-    if intent is not None:
-        return _judge_open(state, call, intent)
-    if state.cancel is not None:
-        return Reject(call, Cancelled("the run was cancelled").record())
-    if call.kind == "spawn":
-        return _judge_spawn(state, call, children)
-    return _judge_step(state, call)
-
-
 def conclude(state: State, finished: Finished) -> End:
     """How a run ends whose code came back."""
     if state.cancel is not None:
@@ -255,16 +170,18 @@ def deadline_us(state: State, now_us: int) -> int:
     return now_us + max(0, left)
 
 
-_REFUSALS: Final = frozenset({"refused", "policy_refused", "approval_required", "limit_refused", "circuit_open"})
+_REFUSALS: Final = frozenset(
+    {"refused", "policy_refused", "approval_required", "limit_refused", "budget_refused", "circuit_open"}
+)
 
 
-def _halt(state: State, now_us: int) -> tuple[Command, ...] | None:
+def _halt(state: State, now_us: int, authority: Authority) -> tuple[Command, ...] | None:
     live = state.live
     if state.abandoned:
         error = RunFailed(f"a person abandoned the effect {state.abandoned}", code="effect_abandoned")
         return (End("failed", error=error.record()),)
     if state.cancel is not None:
-        return _halt_cancelled(state, now_us)
+        return _halt_cancelled(state, now_us, authority)
     if live.is_lost:
         return (Retry(),)
     if live.is_stopping:
@@ -281,19 +198,19 @@ def _halt(state: State, now_us: int) -> tuple[Command, ...] | None:
     return None
 
 
-def _halt_cancelled(state: State, now_us: int) -> tuple[Command, ...]:
+def _halt_cancelled(state: State, now_us: int, authority: Authority) -> tuple[Command, ...]:
     live = state.live
     end = End("cancelled", error=_cancelled(state))
     if not live.has_code or live.finished is not None or live.is_lost:
         return (end,)
-    rejected = tuple(v for v in _judge_all(state) if isinstance(v, Reject))
+    rejected = tuple(v for v in _judge_all(state, authority, now_us) if isinstance(v, Reject))
     if not live.cancel_sent_us:
         return (*rejected, CancelCode(state.cancel.reason if state.cancel else ""))
     grace_end_us = live.cancel_sent_us + int(state.created.limits.cancel_grace_s * 1_000_000)
     return (end,) if now_us >= grace_end_us else (*rejected, WakeAt(grace_end_us))
 
 
-def _judge_all(state: State) -> tuple[Verdict, ...]:
+def _judge_all(state: State, authority: Authority, now_us: int) -> tuple[Verdict, ...]:
     live = state.live
     children = state.children + sum(effect not in state.open for effect in live.awaiting)
     verdicts: list[Verdict] = []
@@ -302,80 +219,10 @@ def _judge_all(state: State) -> tuple[Verdict, ...]:
         if len(verdicts) >= room:
             break
         if is_ready(state, call):
-            verdict = judge(state, call, None, children)
-            children += isinstance(verdict, Spawn)
+            verdict = judge(state, call, None, children, authority, now_us)
+            children += isinstance(verdict, Intend) and call.kind == "spawn"
             verdicts.append(verdict)
     return tuple(verdicts)
-
-
-def _judge_open(state: State, call: CallMade, intent: EffectIntended) -> Verdict:
-    if intent.args_hash != call.args_hash:
-        error = ReplayMismatch(
-            f"{call.effect} was asked for with other arguments before",
-            hint="Give each different call a key= of its own.",
-        )
-        return Reject(call, error.record())
-    if intent.kind == "spawn":
-        return Rejoin(call)
-    if (
-        intent.kind == "model"
-        or call.effect in state.permitted
-        or intent.effect_class == "read_only"
-        or intent.idempotent
-    ):
-        return Repeat(call)
-    return Examine(call)
-
-
-def _judge_spawn(state: State, call: CallMade, children: int) -> Verdict:
-    limits = state.created.limits
-    if not state.created.may_spawn:
-        error = LimitRefused(
-            f"agent {state.created.agent} may not spawn agents",
-            hint="Set 'requires: {spawn_agents: true}' in its agent.yaml.",
-            code="spawn_not_allowed",
-        )
-        return Refuse(call, "deny", error.record())
-    if state.created.depth + 1 > limits.depth:
-        error = LimitRefused(
-            f"spawning {call.name} would pass the depth limit of {limits.depth}",
-            hint="Raise execution.max_spawn_depth in atlas.config.yaml.",
-            code="max_spawn_depth",
-        )
-        return Refuse(call, "deny", error.record())
-    if children + 1 > limits.children:
-        error = LimitRefused(
-            f"this run has spawned {children} agents, its limit",
-            hint="Raise execution.max_children_per_run in atlas.config.yaml.",
-            code="max_children_per_run",
-        )
-        return Refuse(call, "deny", error.record())
-    return Spawn(call)
-
-
-def _judge_step(state: State, call: CallMade) -> Verdict:
-    ruling = class_default(call.effect_class)
-    if ruling.decision == "deny":
-        error = PolicyRefused(
-            f"step {call.name} is {call.effect_class}: denied by default",
-            hint="Only a policy of the vault's owner can allow this class.",
-        )
-        return Refuse(call, "deny", error.record())
-    if ruling.decision == "allow":
-        return Intend(call, ruling)
-    answer = state.answers.get(call.effect)
-    if answer is not None and answer.args_hash == call.args_hash:
-        if answer.approved:
-            return Intend(call, Ruling("allow", f"approved by {answer.by}"), answered_by=answer.signal_id)
-        error = PolicyRefused(f"{answer.by} denied step {call.name}: {answer.reason or 'no reason given'}")
-        return Refuse(call, "deny", error.record())
-    if state.created.unattended:
-        unasked = ApprovalRequired(
-            f"step {call.name} needs a person's approval and the run is unattended",
-            hint="Run it without --unattended, or lower the effect class of the step.",
-        )
-        return Refuse(call, "deny", unasked.record())
-    return Ask(call, ruling.reason)
 
 
 def _next_look_us(state: State, now_us: int) -> int:

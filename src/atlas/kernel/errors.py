@@ -4,6 +4,7 @@
     ├── Refused            a rule said no before anything happened
     │   ├── PolicyRefused      an effect class, rule or person denied the effect
     │   ├── LimitRefused       a spawn, time or size limit would have been passed
+    │   ├── BudgetRefused      money or tokens would have passed a cap
     │   └── ApprovalRequired   a person must decide and nobody is there to ask
     ├── NotFound           the thing named does not exist
     ├── Conflict           the request contradicts what is recorded
@@ -12,7 +13,8 @@
     ├── Invalid            the input is wrong and nothing was done
     ├── Unavailable        try again later; nothing was lost
     │   ├── LedgerUnavailable  disk full, locked, read-only, unreachable
-    │   └── CircuitOpen        the agent failed too often just now
+    │   ├── CircuitOpen        the agent failed too often just now
+    │   └── BudgetBusy         only what others have reserved stands in the way of a cap
     ├── RunFailed          a run ended without a result
     ├── Cancelled          a person or a parent cancelled the run
     └── Fault              a bug or a broken machine
@@ -101,6 +103,12 @@ class LimitRefused(Refused):
     http_status = 429
 
 
+class BudgetRefused(Refused):
+    """Money or tokens would have passed a cap; nothing was spent."""
+
+    code = "budget_refused"
+
+
 class ApprovalRequired(Refused):
     """A person must decide, and the run was submitted as unattended."""
 
@@ -182,6 +190,14 @@ class CircuitOpen(Unavailable):
 
     code = "circuit_open"
     exit_code = 3
+
+
+class BudgetBusy(Unavailable):
+    """A cap has room once what others reserved is settled; nothing was reserved."""
+
+    code = "budget_busy"
+    exit_code = 3
+    http_status = 429
 
 
 class RunFailed(AtlasError):

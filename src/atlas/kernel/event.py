@@ -12,10 +12,12 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from atlas.kernel.errors import ErrorRecord, Fault
+from atlas.kernel.hold import Hold, Pool
+from atlas.kernel.rule import Ancestor, Spoke
+from atlas.kernel.rule import Decision as Decision
+from atlas.kernel.rule import EffectClass as EffectClass
+from atlas.kernel.rule import EffectKind as EffectKind
 
-EffectClass: TypeAlias = Literal["read_only", "reversible_write", "external_side_effect", "high_risk"]
-EffectKind: TypeAlias = Literal["step", "spawn", "model", "tool"]
-Decision: TypeAlias = Literal["allow", "ask", "deny"]
 Resolution: TypeAlias = Literal["done", "not_done", "abandon"]
 
 INLINE_LIMIT: Final = 64 * 1024
@@ -70,7 +72,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     children: int = 100
     tree_runs: int = 1000
     spawns_per_minute: int = 600
-    tree_tokens: int = 100_000
+    tree_tokens: int | None = None
     cancel_grace_s: float = 5.0
 
 
@@ -80,6 +82,38 @@ class ForkPoint(msgspec.Struct, frozen=True):
     run_id: str
     seq: int
     hash: str
+
+
+class InputFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file that was given with the input; `blob` names its exact bytes, `tokens` is what it weighs beside its text."""
+
+    blob: str
+    media_type: str
+    name: str
+    size: int
+    tokens: int = 0
+
+
+class Critical(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Somebody raised every cap of money for this run by an amount, and said why."""
+
+    micro_usd: int
+    why: str
+    by: str
+
+
+class Ruled(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the rules said of an effect: the decision, the rule that made it, everything that was said, and by what text.
+
+    `version` names the blob that holds the policy as it was.
+    """
+
+    decision: Decision
+    reason: str = ""
+    rule: str = ""
+    layer: str = ""
+    spoke: tuple[Spoke, ...] = ()
+    version: str = ""
 
 
 class RunCreated(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -103,6 +137,11 @@ class RunCreated(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str = ""
     place: str = ""
     fork: ForkPoint | None = None
+    files: tuple[InputFile, ...] = ()
+    pools: tuple[Pool, ...] = ()
+    lineage: tuple[Ancestor, ...] = ()
+    narrow: Ancestor | None = None
+    critical: Critical | None = None
 
 
 class AttemptStarted(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -118,7 +157,12 @@ class AttemptStarted(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EffectIntended(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The run is about to touch the world; durable before it does."""
+    """The run is about to touch the world; durable before it does.
+
+    `definition` is the hash of the tool's definition, `hold` what is reserved for it. `is_edited`: `args` are not
+    those that `args_hash` names, because a person or a second opinion changed them. `lost` is what an earlier try
+    that left no receipt is taken to have used.
+    """
 
     effect: str
     kind: EffectKind
@@ -132,6 +176,11 @@ class EffectIntended(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     answered_by: str = ""
     child_run_id: str = ""
+    definition: str = ""
+    ruling: Ruled | None = None
+    hold: Hold | None = None
+    lost: Spend = NO_SPEND
+    is_edited: bool = False
 
 
 class EffectReceived(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -147,6 +196,7 @@ class EffectReceived(msgspec.Struct, frozen=True, omit_defaults=True):
     duration_us: int = 0
     spend: Spend = NO_SPEND
     model: str = ""
+    is_estimated: bool = False
 
 
 class EffectRefused(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -159,10 +209,28 @@ class EffectRefused(msgspec.Struct, frozen=True, omit_defaults=True):
     effect_class: EffectClass
     decision: Decision
     error: ErrorRecord
+    ruling: Ruled | None = None
+    args: Payload = NULL
+
+
+class EffectJudged(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A second opinion on an effect; bound to the hash of the arguments. `args` are those it wants instead."""
+
+    effect: str
+    args_hash: str
+    verdict: Literal["allow", "block", "revise", "escalate"]
+    by: str
+    reason: str = ""
+    args: Payload = NULL
+    version: str = ""
+    spend: Spend = NO_SPEND
 
 
 class EffectAsked(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A person must decide; bound to the hash of the arguments."""
+    """A person must decide; bound to the hash of the arguments and of the tool's definition.
+
+    Nobody answers after `expires_us`. `second_person`: somebody else than who asked for the run must answer.
+    """
 
     effect: str
     kind: EffectKind
@@ -171,10 +239,17 @@ class EffectAsked(msgspec.Struct, frozen=True, omit_defaults=True):
     args_hash: str
     effect_class: EffectClass
     reason: str
+    definition: str = ""
+    ruling: Ruled | None = None
+    expires_us: int = 0
+    second_person: bool = False
 
 
 class EffectAnswered(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A person approved or denied what was asked."""
+    """A person approved or denied what was asked; `args` are those they want instead.
+
+    `remember` says how long the same call is approved without asking again: within the run, or within the session.
+    """
 
     effect: str
     args_hash: str
@@ -182,6 +257,9 @@ class EffectAnswered(msgspec.Struct, frozen=True, omit_defaults=True):
     by: str
     reason: str = ""
     signal_id: str = ""
+    definition: str = ""
+    args: Payload | None = None
+    remember: Literal["", "run", "session"] = ""
 
 
 class EffectDoubted(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -241,6 +319,29 @@ class TurnClosed(msgspec.Struct, frozen=True, omit_defaults=True):
     session: Payload
 
 
+class TurnSteered(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A hook or the critic changed the course of a turn; what was decided is never asked for again.
+
+    `moment`, `step` and (of a tool) `call` say where, `by` who. `text` is the reason, or what the model was told, and
+    `detail` all that is behind it. `active_us` is how long the run had been executed when the critic looked.
+    """
+
+    moment: str
+    step: int
+    decision: Literal["deny", "stop", "continue", "change", "extend", "nudge"]
+    by: str
+    call: int = 0
+    text: str = ""
+    counts_as_stuck: bool = False
+    detail: Payload = NULL
+    active_us: int = 0
+
+    @property
+    def place(self) -> str:
+        """What tells it from other decisions of the turn: at most one is made at a place."""
+        return f"{self.moment}:{self.step}.{self.call}"
+
+
 class RunParked(msgspec.Struct, frozen=True, omit_defaults=True):
     """The run holds no lease and no process until something wakes it."""
 
@@ -264,6 +365,7 @@ Body: TypeAlias = (
     | EffectIntended
     | EffectReceived
     | EffectRefused
+    | EffectJudged
     | EffectAsked
     | EffectAnswered
     | EffectDoubted
@@ -273,6 +375,7 @@ Body: TypeAlias = (
     | Logged
     | CancelRequested
     | TurnClosed
+    | TurnSteered
     | RunParked
     | RunEnded
 )
@@ -283,6 +386,7 @@ _KINDS: Final[dict[str, type[Body]]] = {
     "effect.intended": EffectIntended,
     "effect.received": EffectReceived,
     "effect.refused": EffectRefused,
+    "effect.judged": EffectJudged,
     "effect.asked": EffectAsked,
     "effect.answered": EffectAnswered,
     "effect.doubted": EffectDoubted,
@@ -292,6 +396,7 @@ _KINDS: Final[dict[str, type[Body]]] = {
     "logged": Logged,
     "cancel.requested": CancelRequested,
     "turn.closed": TurnClosed,
+    "turn.steered": TurnSteered,
     "run.parked": RunParked,
     "run.ended": RunEnded,
 }

@@ -93,11 +93,12 @@ class Tried(msgspec.Struct, frozen=True, omit_defaults=True):
 class GuardState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the guard remembers of a turn.
 
-    `idle` counts calls without progress in a row, `failed_changes` changes that failed since one succeeded. `epoch`
-    goes up with every change and `waits` with every wait: what was seen before may be different now.
+    `idle` counts calls without progress in a row, `progress` those with it, `failed_changes` changes that failed since
+    one succeeded. `epoch` goes up with every change and `waits` with every wait: what was seen before may be different.
     """
 
     idle: int = 0
+    progress: int = 0
     failed_changes: int = 0
     epoch: int = 0
     waits: int = 0
@@ -161,7 +162,7 @@ def after(state: GuardState, report: Report) -> GuardState:
             pass
     if call.tool == "wait" and not is_error:
         return _waited(state, call)
-    bare = without_echo(text, call.args)
+    bare = without_echo(text, call.tool, call.args)
     marks = line_marks(text)
     bare_marks = marks if bare == text else line_marks(bare)
     # A call that is made again, or fails, brings nothing new by quoting its arguments in another spelling.
@@ -222,7 +223,8 @@ def _counted(state: GuardState, call: Call, progress: Progress, is_error: bool) 
             failed, epoch = 0, epoch + 1
         elif progress == "idle":
             failed += 1
-    return replace(state, idle=idle, failed_changes=failed, epoch=epoch, is_waiting=False)
+    made = state.progress + (progress == "progress")
+    return replace(state, idle=idle, progress=made, failed_changes=failed, epoch=epoch, is_waiting=False)
 
 
 def _waited(state: GuardState, call: Call) -> GuardState:

@@ -5,8 +5,8 @@
     tool   authorize_tool -> (the tool) -> transform_tool_result
     end    should_continue_after_stop
 
-A hook keeps nothing: whatever it needs to know of the turn is in the `TurnView`, which is a fold over recorded events,
-so that a turn that is executed again decides the same. A decision is recorded with the name of the hook that made it.
+A hook keeps nothing: whatever it needs to know of the turn is in the `TurnView`, which is a fold over recorded events.
+A decision is recorded with the name of the hook that made it, and a turn that is executed again takes it from there.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ class TurnView(msgspec.Struct, frozen=True, omit_defaults=True):
     last_tool_step: int = 0
     continued: tuple[Continued, ...] = ()
 
+    @property
+    def handle(self) -> str:
+        """Where the model recalls the `detail` of a `Continue` about this step's answer."""
+        return f"t{self.turn}.{self.step}.1"
+
     def rounds_of(self, hook: str) -> tuple[Continued, ...]:
         """How this hook has sent the turn on so far."""
         return tuple(one for one in self.continued if one.hook == hook)
@@ -64,10 +69,14 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Continue(msgspec.Struct, frozen=True, tag="continue"):
-    """The answer is not accepted: the turn goes on with `feedback` as the next thing the model hears."""
+    """The answer is not accepted: the turn goes on with `feedback` as the next thing the model hears.
+
+    `detail` is what the feedback was made from; the model can recall all of it under the view's handle.
+    """
 
     feedback: str
     by: str = ""
+    detail: str = ""
 
 
 class Added(msgspec.Struct, frozen=True, tag="added"):

@@ -17,8 +17,8 @@ QUESTION: Final = (
     "requirements among the notes included. Check each one now with a tool against what is really there, not against "
     "what you remember. Put right what is missing and check again. If all of it holds, say so and finish."
 )
-_FEEDBACK_TOKENS: Final = 1_000
-_RATE: Final = 3.6
+_SHOWN: Final = 2_400
+"""Bytes of a command's output that its failure shows; all of it can be recalled."""
 
 
 class TokenCeiling(Hook):
@@ -65,11 +65,10 @@ class DefinitionOfDone(Hook):
 
 
 class OracleRun(msgspec.Struct, frozen=True):
-    """What a command came to. `handle` is where all of its output can be recalled."""
+    """What a command came to."""
 
     exit_code: int
     output: str
-    handle: str
 
 
 class TestOracle(Hook):
@@ -89,6 +88,7 @@ class TestOracle(Hook):
 
     async def should_continue_after_stop(self, view: TurnView, answer: str) -> Continue | Stop | None:
         """Runs the command; its failure goes back to the model."""
+        output = ""
         try:
             run = await self._run(self._command)
         except Exception as error:  # noqa: BLE001 - whatever keeps the check from running, the answer was not checked
@@ -96,9 +96,9 @@ class TestOracle(Hook):
         else:
             if run.exit_code == 0:
                 return None
-            shown = fence(shorten(run.output, run.handle, int(_FEEDBACK_TOKENS * _RATE), is_part=True), run.handle)
-            why = f"failed with exit code {run.exit_code}:\n{shown}"
+            output = run.output
+            why = f"failed with exit code {run.exit_code}:\n{fence(shorten(output, view.handle, _SHOWN), view.handle)}"
         if len(view.rounds_of(self.name)) >= self._rounds:
             reason = f"`{self._command}` still does not pass after {self._rounds} rounds; it {why}"
             return Stop(reason, counts_as_stuck=True)
-        return Continue(f"Not done yet. The check `{self._command}` {why}\nPut it right, then finish.")
+        return Continue(f"Not done yet. The check `{self._command}` {why}\nPut it right, then finish.", detail=output)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import zlib
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,7 @@ _ECHOES: Final = 50
 _LONG: Final = 64 * 1024
 
 
+@lru_cache(maxsize=1024)
 def same_call(tool: str, args: str) -> str:
     """The same short name for calls that differ only in how their arguments are written.
 
@@ -45,10 +47,11 @@ def line_marks(text: str) -> frozenset[int]:
     return frozenset((*sorted(marks)[:LINES], _number(text)))
 
 
-def without_echo(text: str, args: str) -> str:
-    """A result without the arguments it quotes: alike for two spellings of one call."""
+def without_echo(text: str, tool: str, args: str) -> str:
+    """A result without the name and the arguments it quotes: alike for two spellings of one call."""
     if len(text) <= _LONG:
-        for value in sorted(_leaves(arguments_of(args)), key=lambda leaf: (-len(leaf), leaf))[:_ECHOES]:
+        quoted = {tool, *_leaves(arguments_of(args))} - {""}
+        for value in sorted(quoted, key=lambda leaf: (-len(leaf), leaf))[:_ECHOES]:
             if value in text:
                 text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "~", text)
     return text

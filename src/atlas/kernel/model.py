@@ -7,11 +7,14 @@ provider's stream into `Delta`s and one `Reply`; the same request always gives t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from atlas.kernel.errors import ErrorRecord, Unavailable
+
+IMAGE_TOKENS: Final = 1_600
+"""What providers count for a large picture, and for a page of a PDF."""
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", gc=False):
@@ -21,11 +24,15 @@ class Text(msgspec.Struct, frozen=True, tag="text", gc=False):
 
 
 class Image(msgspec.Struct, frozen=True, tag="image", gc=False):
-    """A picture or a file, kept once under its digest; `data` is filled in when it is sent."""
+    """A picture or a file, kept once under its digest; its bytes are filled in when it is sent.
+
+    `tokens` is what it weighs in a count; providers do not say before they are asked.
+    """
 
     media_type: str
     blob: str
     name: str = ""
+    tokens: int = IMAGE_TOKENS
 
 
 class Thinking(msgspec.Struct, frozen=True, tag="thinking", gc=False):
@@ -114,13 +121,17 @@ StopReason: TypeAlias = Literal["end", "tool_call", "length", "refusal", "filter
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A model's whole answer. `model` is what answered, `is_scripted` whether it was a script."""
+    """A model's whole answer. `model` is what answered, `is_scripted` whether it was a script.
+
+    `remark` is what a reader must be told about the model wherever it is named.
+    """
 
     parts: tuple[Part, ...]
     stop: StopReason
     usage: Usage
     model: str
     is_scripted: bool = False
+    remark: str = ""
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -132,14 +143,15 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 ModelErrorKind: TypeAlias = Literal[
-    "overflow", "auth", "rate_limit", "server", "timeout", "connection", "empty", "refused", "invalid"
+    "overflow", "auth", "rate_limit", "server", "timeout", "connection", "empty", "refused", "invalid", "budget"
 ]
 
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     """One try at one model (`provider:model`): what it used and cost, and why it failed if it did.
 
-    `is_price_guessed`: the model's price is unknown and the highest known one was taken.
+    `is_price_guessed`: the model's price is unknown and the highest known one was taken. `saved_micro_usd` is what the
+    provider's cache saved.
     """
 
     model: str
@@ -148,6 +160,38 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     latency_us: int = 0
     error: ErrorRecord | None = None
     is_price_guessed: bool = False
+    saved_micro_usd: int = 0
+
+
+class Tab:
+    """What one question has used so far, and how much it may: every try is on it, failed and cancelled ones too.
+
+    `allowance_micro_usd` is what was reserved for it; after the first, a try that could pass it is not made.
+    `tokens_in` is what was reserved for reading the request once: a try whose answer is lost is taken to have read no
+    less. `first`: which candidate is asked first, counted from 0; more when earlier questions were lost. `tried`: how
+    often the same was asked before, so that whoever listens can tell the tries apart.
+    """
+
+    def __init__(self, allowance_micro_usd: int | None = None, tokens_in: int = 0, first: int = 0) -> None:
+        self.attempts: list[Attempt] = []
+        self.tokens_in = tokens_in
+        self.first = first
+        self.tried = 0
+        self._allowance = allowance_micro_usd
+
+    def covers(self, micro_usd: int) -> bool:
+        """Whether there is room for a try that may cost so much; the first is what the allowance was made for."""
+        return self._allowance is None or not self.attempts or self.cost_micro_usd + micro_usd <= self._allowance
+
+    @property
+    def cost_micro_usd(self) -> int:
+        """What all tries cost together."""
+        return sum(attempt.cost_micro_usd for attempt in self.attempts)
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether a part of it is a guess, because a provider did not say what was used."""
+        return any(attempt.usage.is_estimated for attempt in self.attempts)
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -156,6 +200,12 @@ class Asked(msgspec.Struct, frozen=True):
     reply: Reply
     model: str
     attempts: tuple[Attempt, ...]
+
+    @property
+    def label(self) -> str:
+        """The model as people are shown it, with what they must know about it."""
+        remark = "scripted" if self.reply.is_scripted else self.reply.remark
+        return f"{self.model} ({remark})" if remark else self.model
 
     @property
     def cost_micro_usd(self) -> int:
@@ -189,7 +239,6 @@ class ModelError(Unavailable):
 
 
 OnDelta: TypeAlias = Callable[[Delta], None]
-OnAttempt: TypeAlias = Callable[[Attempt], None]
 LoadBlob: TypeAlias = Callable[[str], Awaitable[bytes]]
 
 

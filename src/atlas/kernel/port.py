@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
+from atlas.kernel.budget import Balance, Cap, Warned
 from atlas.kernel.contract import Contract
 from atlas.kernel.event import Event
 from atlas.kernel.run import (
@@ -51,6 +52,10 @@ class Wake(Protocol):
     async def wait(self, timeout_s: float) -> bool:
         """True as soon as something was committed since the last call, False after `timeout_s`; never misses one."""
         ...
+
+
+SHARED: Final = "@vault"
+"""The folder of a prompt agent's snapshot that holds what the vault shares with all of them: its `tools`."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -158,8 +163,10 @@ class Ledger(Protocol):
         """Commits the batch; the answer comes when it is durable.
 
         Batches take effect in the order of the calls to `append`, from the moment of the call. StaleLease when
-        the lease's generation is not the run's; LimitRefused when `tree_limits` would be passed; then nothing of
-        this batch happened, and other batches of the same group are untouched. Reaching a terminal state, or
+        the lease's generation is not the run's; LimitRefused when `tree_limits` would be passed; BudgetRefused when
+        `reserve` would pass a cap, BudgetBusy when only other reservations block it; Fault for settling an effect that
+        has nothing reserved. Then nothing of this batch happened, and other batches of the same group are untouched.
+        A run that ends settles what it still holds in full, as estimated, in the same commit. Reaching a terminal state, or
         `release`, gives the lease back. With `release` and state queued the run is due at `due_us`. A released
         run that has unconsumed signals is queued instead of parked.
         """
@@ -206,7 +213,15 @@ class Ledger(Protocol):
         ...
 
     async def spend(self, since_day: str = "", agent: str = "") -> list[SpendRow]:
-        """Totals by day, agent and principal; kept incrementally, never by rescanning."""
+        """Totals by day, agent, principal and model, what is estimated apart; kept incrementally."""
+        ...
+
+    async def balances(self, caps: Sequence[Cap]) -> tuple[Balance, ...]:
+        """How far the meters under each cap have gone, all read at one moment."""
+        ...
+
+    async def warned(self, since_us: int = 0) -> list[Warned]:
+        """Alerts raised since a time, oldest first; each once in its period."""
         ...
 
     async def erase(self, run_id: str, seq: int) -> None:
@@ -229,6 +244,33 @@ class Ledger(Protocol):
         ...
 
 
+class Secrets(Protocol):
+    """Values by name, from wherever the vault keeps them. No message and no representation holds a value.
+
+    Every method raises Invalid for what cannot be the name of a secret, and Unavailable when a store does not answer.
+    """
+
+    def get(self, name: str) -> str | None:
+        """The value as it is now, or None; Invalid when it is too short to be kept out of texts."""
+        ...
+
+    def names(self) -> tuple[str, ...]:
+        """Every name that has a value, as far as the stores can tell, sorted."""
+        ...
+
+    def source(self, name: str) -> str:
+        """Where a name's value comes from, in a word; empty when it has none."""
+        ...
+
+    def set(self, name: str, value: str) -> str:
+        """Keeps the value durably and returns where; Invalid when it cannot be a secret."""
+        ...
+
+    def remove(self, name: str) -> bool:
+        """Forgets the value wherever this keeps it; False when it keeps none."""
+        ...
+
+
 class ToolHost(Protocol):
     """Runs the tools that lie in folders, away from the driver's own process or inside it.
 
@@ -245,14 +287,19 @@ class ToolHost(Protocol):
         """What a call would touch, for a tool that computes it; everything when it cannot say."""
         ...
 
-    async def call(self, folder: str, name: str, args: bytes, effect_key: str) -> ToolOutcome:
+    async def call(
+        self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
+    ) -> ToolOutcome:
         """Performs the call once, or again with the same key when it may be repeated and its process was lost.
 
-        Cancelling it stops the call, and is over when nothing of it runs any more.
+        Cancelling it stops the call, and is over when nothing of it runs any more. `secrets` are the values of those
+        that the tool declares; they reach its function and are recorded nowhere.
         """
         ...
 
-    async def probe(self, folder: str, name: str, args: bytes, effect_key: str) -> ToolFinding:
+    async def probe(
+        self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
+    ) -> ToolFinding:
         """Finds out whether a call that may have happened did."""
         ...
 

@@ -46,7 +46,10 @@ Provenance: TypeAlias = Literal["user", "claimed", "observed", "noted"]
 
 
 class Handle(msgspec.Struct, frozen=True):
-    """`t12` is a turn, `t12.3` its third step, `t12.3.2` that step's second tool call, `t12.0` the user's words."""
+    """`t12` is a turn, `t12.3` its third step, `t12.3.2` that step's second tool call.
+
+    `t12.0` are the user's words, `t12.0.2` the second file that came with them.
+    """
 
     turn: int
     step: int | None = None

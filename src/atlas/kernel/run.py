@@ -6,6 +6,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from atlas.kernel.budget import Reservation, Settlement, Warned
 from atlas.kernel.errors import Fault
 from atlas.kernel.event import NO_SPEND, Draft, Spend
 
@@ -126,6 +127,10 @@ class Append(msgspec.Struct, frozen=True):
     spent and what they put into or take out of the inbox become visible together or not at all. `lazy`
     means nobody waits for this commit alone: it may be held back a few milliseconds to share one with
     the next.
+
+    `settle` is applied before `reserve` is admitted: a call that is asked again settles its first hold and reserves
+    anew in one commit. What a settlement spent is added to the totals by the ledger; `spend` is what was used without
+    any reservation, so nothing stands in both. `day` is the day that `spend` counts to; empty, the UTC day.
     """
 
     lease: Lease
@@ -141,13 +146,17 @@ class Append(msgspec.Struct, frozen=True):
     inbox_open: tuple[InboxItem, ...] = ()
     inbox_close: tuple[str, ...] = ()
     lazy: bool = False
+    reserve: Reservation | None = None
+    settle: tuple[Settlement, ...] = ()
+    day: str = ""
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """Where a commit ended: the run's last sequence number and the ledger's last position."""
+    """Where a commit ended: the run's last sequence number, the ledger's last position, and alerts it raised."""
 
     seq: int
     position: int
+    warned: tuple[Warned, ...] = ()
 
 
 class RunRow(msgspec.Struct, frozen=True):
@@ -178,6 +187,7 @@ class RunRow(msgspec.Struct, frozen=True):
     head_seq: int
     head_hash: bytes
     spend: Spend
+    estimated_micro_usd: int = 0
 
 
 class RunQuery(msgspec.Struct, frozen=True):
@@ -203,12 +213,20 @@ class RunPage(msgspec.Struct, frozen=True):
 
 
 class SpendRow(msgspec.Struct, frozen=True):
-    """What one agent spent for one principal on one UTC day."""
+    """What one agent spent for one principal with one model on one day of the configured zone.
+
+    What was only estimated stands in a row of its own. `cached_in` is the part of the tokens in that the provider's
+    cache answered, and `saved_micro_usd` what that saved.
+    """
 
     day: str
     agent: str
     principal: str
     spend: Spend
+    model: str = ""
+    is_estimated: bool = False
+    cached_in: int = 0
+    saved_micro_usd: int = 0
 
 
 class SessionRow(msgspec.Struct, frozen=True):

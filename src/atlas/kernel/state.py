@@ -12,6 +12,7 @@ from typing import Final, TypeVar, assert_never
 import msgspec
 from msgspec.structs import replace
 
+from atlas.kernel.budget import in_full
 from atlas.kernel.code import CallMade, Finished
 from atlas.kernel.errors import Fault
 from atlas.kernel.event import (
@@ -23,6 +24,7 @@ from atlas.kernel.event import (
     EffectAsked,
     EffectDoubted,
     EffectIntended,
+    EffectJudged,
     EffectReceived,
     EffectRefused,
     EffectResolved,
@@ -34,6 +36,7 @@ from atlas.kernel.event import (
     RunParked,
     Spend,
     TurnClosed,
+    TurnSteered,
     ValueRecorded,
 )
 
@@ -45,7 +48,8 @@ class Live(msgspec.Struct, frozen=True):
     """What this attempt's driver sees: nothing here survives it.
 
     `calls` wait for a decision, `performing` are steps under way, `awaiting` are children; the latter two map an
-    effect to its call. `parked` are children that wait for a person themselves. `unclaimed` counts recorded effects that the code has not asked for again yet.
+    effect to its call. `parked` are children that wait for a person themselves, `unmandated` effects that no
+    mandate has room for. `unclaimed` counts recorded effects that the code has not asked for again yet.
     """
 
     has_code: bool = False
@@ -53,6 +57,7 @@ class Live(msgspec.Struct, frozen=True):
     performing: dict[str, int] = {}
     awaiting: dict[str, int] = {}
     parked: frozenset[str] = frozenset()
+    unmandated: frozenset[str] = frozenset()
     unclaimed: int = 0
     quiet_since_us: int = 0
     finished: Finished | None = None
@@ -75,6 +80,7 @@ class State(msgspec.Struct, frozen=True):
     open: dict[str, EffectIntended] = {}
     asked: dict[str, EffectAsked] = {}
     answers: dict[str, EffectAnswered] = {}
+    opinions: dict[str, EffectJudged] = {}
     doubted: dict[str, str] = {}
     permitted: frozenset[str] = frozenset()
     abandoned: str = ""
@@ -137,9 +143,12 @@ def _apply(state: State, body: Body) -> State:
             return replace(
                 state,
                 answers=_without(state.answers, body.effect),
+                opinions=_without(state.opinions, body.effect),
                 asked=_without(state.asked, body.effect),
                 fruitless=0,
             )
+        case EffectJudged():
+            return replace(state, opinions={**state.opinions, body.effect: body}, spend=state.spend.plus(body.spend))
         case EffectAsked():
             return replace(state, asked={**state.asked, body.effect: body})
         case EffectAnswered():
@@ -157,8 +166,8 @@ def _apply(state: State, body: Body) -> State:
         case RunParked():
             return replace(state, is_leased=False, fruitless=0)
         case RunEnded():
-            return replace(state, ended=body, is_leased=False)
-        case ValueRecorded() | OutputCaptured() | Logged() | TurnClosed():
+            return replace(state, ended=body, is_leased=False, spend=state.spend.plus(_left_over(state)))
+        case ValueRecorded() | OutputCaptured() | Logged() | TurnClosed() | TurnSteered():
             return state
         case RunCreated() | AttemptStarted():
             raise Fault("an event stands where it cannot", code="event_misplaced")
@@ -182,6 +191,8 @@ def _intend(state: State, body: EffectIntended) -> State:
         state,
         open={**state.open, body.effect: body},
         answers=_without(state.answers, body.effect),
+        opinions=_without(state.opinions, body.effect),
+        spend=state.spend.plus(body.lost),
         children=state.children + (body.kind == "spawn"),
         permitted=state.permitted - {body.effect},
     )
@@ -196,6 +207,15 @@ def _receive(state: State, body: EffectReceived) -> State:
         spend=state.spend.plus(STEP_SPEND).plus(body.spend),
         fruitless=0,
     )
+
+
+def _left_over(state: State) -> Spend:
+    """What the ledger counts at the end of a run for calls that began and have no receipt: all that they reserved."""
+    spend = NO_SPEND
+    for intent in state.open.values():
+        if intent.hold is not None and intent.hold.model:
+            spend = spend.plus(in_full(intent.effect, intent.hold).spend)
+    return spend
 
 
 def _resolve(state: State, body: EffectResolved) -> State:

@@ -85,7 +85,10 @@ class Heard(Asked, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One request that was answered: how large it was, and what the provider counted."""
+    """One request that was answered: how large it was, and what the provider counted.
+
+    A request with pictures has size 0: what they weigh is not in its bytes, so it teaches nothing.
+    """
 
     model: str
     size: int
@@ -94,7 +97,7 @@ class Sample(msgspec.Struct, frozen=True):
     @property
     def rate(self) -> float | None:
         """Bytes per token, a little below what was seen; None when nobody counted or there was too little to tell."""
-        if self.usage.is_estimated or self.usage.tokens_in < _LEAST_TOKENS:
+        if self.usage.is_estimated or not self.size or self.usage.tokens_in < _LEAST_TOKENS:
             return None
         seen = self.size / self.usage.tokens_in * _MARGIN
         steps = int(seen / _STEP)

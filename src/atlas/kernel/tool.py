@@ -20,12 +20,16 @@ TOOL_ATTRIBUTE: Final = "__atlas_tool__"
 EFFECT_KEY: Final = "effect_key"
 """The parameter that gets the key of the effect, the same each time it is tried. The model never sees it."""
 
+SECRETS: Final = "secrets"
+"""The parameter that gets the values of the secrets a tool declares, by name. The model never sees it either."""
+
 
 class ToolDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a tool declares.
 
     `resources` are what it touches, as `atlas.kernel.batch` reads them; `computes_resources` says that a function
-    of the arguments knows better. `digest` names the source it was read from, `where` is its file and line.
+    of the arguments knows better. `digest` names the source it was read from, `where` is its file and line. `secrets`
+    are the names of those that a call must be given.
     """
 
     spec: ToolSpec
@@ -37,6 +41,7 @@ class ToolDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
     has_probe: bool = False
     digest: str = ""
     where: str = ""
+    secrets: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

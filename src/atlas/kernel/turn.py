@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from atlas.kernel.errors import ErrorRecord
 from atlas.kernel.excerpt import FENCE_SIZE, one_line, shorten
+from atlas.kernel.media import Given
 from atlas.kernel.model import Message, Part, Reply, Text, Thinking, ToolCall, ToolResult
 from atlas.kernel.token import Limits, size_of, text_size
 
@@ -87,6 +88,7 @@ class Turn(msgspec.Struct, frozen=True):
 
     number: int
     user: str
+    files: tuple[Given, ...] = ()
     step: int = 0
     window: tuple[Exchange, ...] = ()
     window_size: int = 0

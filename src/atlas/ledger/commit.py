@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from atlas.kernel.chain import GENESIS
-from atlas.kernel.event import NO_SPEND
 from atlas.kernel.run import PARKED, TERMINAL, Append, Appended, NewRun, NewSignal, RunState, Submitted
-from atlas.ledger import rule
+from atlas.ledger import budget, rule
+from atlas.ledger.budget_desk import DeskBook, carry_out
 from atlas.ledger.desk import Desk
 from atlas.ledger.queue import open_next_turn, queue, tag_for
 
@@ -55,9 +55,13 @@ def append(desk: Desk, batch: Append) -> Appended:
     rule.check_fence(batch.lease, head.owner, head.generation)
     state, released = rule.settle(head.state, batch)
     children = _new_children(desk, batch, head) if batch.children else ()
+    is_end = state in TERMINAL and head.state not in TERMINAL
+    plan = budget.plan(DeskBook(desk), batch, is_end=is_end) if is_end or not budget.is_free(batch) else None
 
     seq, link = desk.write_events(run_id, batch.drafts, head.seq, head.hash) if batch.drafts else (head.seq, head.hash)
-    _touch(desk, head, batch, seq, link)
+    _touch(desk, head, plan, seq, link)
+    if plan is not None:
+        carry_out(desk, plan, run_id, head.agent, head.principal)
     for signal_id in batch.consumed:
         if not desk.do("consume_signal", (seq, signal_id, run_id)):
             raise rule.signal_gone(run_id, signal_id)
@@ -71,7 +75,7 @@ def append(desk: Desk, batch: Append) -> Appended:
         desk.do("close_inbox", (run_id, effect))
     if released or state != head.state:
         _move(desk, head, batch, state, released)
-    return Appended(seq, desk.position)
+    return Appended(seq, desk.position, tuple(plan.warned) if plan else ())
 
 
 def insert_signal(desk: Desk, signal: NewSignal) -> bool:
@@ -156,14 +160,13 @@ def _take_turn(desk: Desk, run: NewRun) -> int:
     return int(turns) + 1
 
 
-def _touch(desk: Desk, head: Head, batch: Append, seq: int, link: bytes) -> None:
+def _touch(desk: Desk, head: Head, plan: budget.Plan | None, seq: int, link: bytes) -> None:
     """Moves the head of the chain and adds what was spent."""
-    if batch.spend == NO_SPEND:
+    if plan is None or not plan.totals:
         desk.do("touch_run", (seq, link, desk.now_us, head.rowid))
         return
-    spend: Any = msgspec.structs.astuple(batch.spend)
-    desk.do("touch_run_spend", (seq, link, desk.now_us, *spend, head.rowid))
-    desk.do("add_spend", (rule.utc_day(desk.now_us), head.agent, head.principal, *spend))
+    spend: Any = msgspec.structs.astuple(plan.spend)
+    desk.do("touch_run_spend", (seq, link, desk.now_us, *spend, plan.estimated_micro_usd, head.rowid))
 
 
 def _move(desk: Desk, head: Head, batch: Append, state: RunState, released: bool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from atlas.kernel.budget import Warned
 from atlas.kernel.event import Event
 from atlas.kernel.port import Clock
 from atlas.kernel.run import (
@@ -117,8 +118,12 @@ class DatabaseLedger(ABC):
         return await self._read(read.inbox, run_id)
 
     async def spend(self, since_day: str = "", agent: str = "") -> list[SpendRow]:
-        """Totals by day, agent and principal."""
+        """Totals by day, agent, principal and model."""
         return await self._read(read.spend, since_day, agent)
+
+    async def warned(self, since_us: int = 0) -> list[Warned]:
+        """Alerts raised since a time, oldest first."""
+        return await self._read(read.warned, since_us)
 
     async def erase(self, run_id: str, seq: int) -> None:
         """Replaces body and salt of one event by nothing."""

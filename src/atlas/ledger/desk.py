@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from atlas.kernel.event import Draft
+from atlas.kernel.hold import Cap
 
 T = TypeVar("T")
 
@@ -64,6 +65,14 @@ class Desk(Transaction, Protocol):
 
     def write_events(self, run_id: str, drafts: Sequence[Draft], seq: int, head: bytes) -> tuple[int, bytes]:
         """Seals and stores the drafts behind `seq`; the run's new last sequence number and hash."""
+        ...
+
+    def sum_meters(self, caps: Sequence[Cap]) -> list[tuple[int, int, int, int]]:
+        """For each cap what its meters add up to: money spent and held, tokens spent and held."""
+        ...
+
+    def add_meters(self, rows: Sequence[tuple[str, str, int, int, int, int]]) -> None:
+        """Moves meters: scope, bucket, and what is added to money spent and held, tokens spent and held."""
         ...
 
     def erase(self, run_id: str, seq: int) -> bool:

@@ -19,7 +19,7 @@ class Job:
     holder's loop right before the holder learns of the error.
     """
 
-    __slots__ = ("error", "future", "is_lazy", "is_write", "lease", "number", "result", "told", "work")
+    __slots__ = ("error", "future", "is_write", "lease", "number", "result", "told", "work")
 
     def __init__(
         self,
@@ -27,13 +27,11 @@ class Job:
         future: asyncio.Future[Any],
         *,
         is_write: bool = False,
-        is_lazy: bool = False,
         lease: Lease | None = None,
     ) -> None:
         self.work = work
         self.future = future
         self.is_write = is_write
-        self.is_lazy = is_lazy
         self.lease = lease
         self.number = 0
         self.result: Any = None

@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from atlas.kernel.budget import Balance, Warned
 from atlas.kernel.chain import GENESIS, SALT_BYTES, seal
 from atlas.kernel.errors import AtlasError, NotFound
 from atlas.kernel.event import NO_SPEND, Draft, Event
+from atlas.kernel.hold import Cap
 from atlas.kernel.port import Clock, Wake
 from atlas.kernel.run import (
     PARKED,
@@ -39,7 +41,8 @@ from atlas.kernel.run import (
     SpendRow,
     Submitted,
 )
-from atlas.ledger import rule
+from atlas.ledger import budget, rule
+from atlas.ledger.memory_budget import MemoryBook
 from atlas.ledger.wake import Hub, Subscription
 
 T = TypeVar("T")
@@ -70,7 +73,7 @@ class MemoryLedger:
         self._signals: dict[str, Signal] = {}  # open ones
         self._signal_numbers: dict[str, int] = {}  # of all, in order of insertion
         self._inbox: dict[tuple[str, str], InboxItem] = {}
-        self._spend: dict[tuple[str, str, str], SpendRow] = {}
+        self._book = MemoryBook(self._set, self._drop)
         self._blobs: dict[str, bytes] = {}
         self._undo: list[Callable[[], object]] = []
         self._has_work = False
@@ -213,10 +216,20 @@ class MemoryLedger:
             return sorted(items, key=lambda item: (item.created_us, item.run_id, item.effect))
 
     async def spend(self, since_day: str = "", agent: str = "") -> list[SpendRow]:
-        """Totals by day, agent and principal."""
+        """Totals by day, agent, principal and model."""
         with self._read():
-            rows = [self._spend[name] for name in sorted(self._spend)]
+            rows = [self._book.spend[name] for name in sorted(self._book.spend)]
             return [row for row in rows if row.day >= since_day and agent in ("", row.agent)]
+
+    async def balances(self, caps: Sequence[Cap]) -> tuple[Balance, ...]:
+        """How far the meters under each cap have gone."""
+        with self._read():
+            return tuple(self._book.balances(caps))
+
+    async def warned(self, since_us: int = 0) -> list[Warned]:
+        """Alerts raised since a time, oldest first."""
+        with self._read():
+            return self._book.list_warned(since_us)
 
     async def erase(self, run_id: str, seq: int) -> None:
         """Replaces body and salt of one event by nothing."""
@@ -374,12 +387,14 @@ class MemoryLedger:
         rule.check_fence(batch.lease, row.owner, row.generation)
         state, released = rule.settle(row.state, batch)
         children = self._new_children(batch, row)
+        self._book.now_us = self._now_us
+        plan = budget.plan(self._book, batch, is_end=state in TERMINAL and row.state not in TERMINAL)
 
         seq, head = self._write_events(run_id, batch.drafts, row.head_seq, row.head_hash)
-        spend = row.spend.plus(batch.spend)
-        self._set(self._runs, run_id, replace(row, head_seq=seq, head_hash=head, updated_us=self._now_us, spend=spend))
-        if batch.spend != NO_SPEND:
-            self._add_spend(row, batch)
+        spend, estimated = row.spend.plus(plan.spend), row.estimated_micro_usd + plan.estimated_micro_usd
+        touched = replace(row, head_seq=seq, head_hash=head, updated_us=self._now_us, spend=spend)
+        self._set(self._runs, run_id, replace(touched, estimated_micro_usd=estimated))
+        self._book.carry_out(plan, run_id, row.agent, row.principal)
         for signal_id in batch.consumed:
             if signal_id not in self._signals or self._signals[signal_id].run_id != run_id:
                 raise rule.signal_gone(run_id, signal_id)
@@ -394,7 +409,7 @@ class MemoryLedger:
             self._drop(self._inbox, (run_id, effect))
         if released or state != row.state:
             self._move(run_id, batch, state, released)
-        return Appended(seq, len(self._feed))
+        return Appended(seq, len(self._feed), tuple(plan.warned))
 
     def _new_children(self, batch: Append, row: RunRow) -> list[NewRun]:
         children = [child for child in batch.children if not self._find(child)]
@@ -403,11 +418,6 @@ class MemoryLedger:
             recent = sum(runs for at, runs in self._spawns.get(row.root_run_id, {}).items() if at >= start)
             rule.check_limits(batch.tree_limits, self._trees.get(row.root_run_id, 0), recent, len(children))
         return children
-
-    def _add_spend(self, row: RunRow, batch: Append) -> None:
-        name = (rule.utc_day(self._now_us), row.agent, row.principal)
-        known = self._spend.get(name)
-        self._set(self._spend, name, SpendRow(*name, known.spend.plus(batch.spend) if known else batch.spend))
 
     def _move(self, run_id: str, batch: Append, state: RunState, released: bool) -> None:
         self._has_work = True

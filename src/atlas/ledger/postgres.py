@@ -7,12 +7,14 @@ by an advisory lock of the database. The driver is imported when a ledger is ope
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from atlas.kernel.budget import Balance
 from atlas.kernel.errors import Unavailable
+from atlas.kernel.hold import Cap
 from atlas.kernel.port import Clock, Wake
 from atlas.kernel.run import Lease, RunPage, RunQuery
 from atlas.ledger import postgres_read, rule
@@ -91,6 +93,10 @@ class PostgresLedger(DatabaseLedger):
     async def runs(self, query: RunQuery) -> RunPage:
         """One page of runs, newest first."""
         return await self._read(postgres_read.runs, query)
+
+    async def balances(self, caps: Sequence[Cap]) -> tuple[Balance, ...]:
+        """How far the meters under each cap have gone, at one moment."""
+        return await self._read(postgres_read.balances, tuple(caps))
 
     def wake(self, *, every_commit: bool = False) -> AbstractAsyncContextManager[Wake]:
         """A subscription to commits of this process and of every other one on this database."""

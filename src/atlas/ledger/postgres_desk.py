@@ -18,9 +18,11 @@ from msgspec.structs import astuple
 from atlas.kernel.chain import SALT_BYTES, seal
 from atlas.kernel.errors import Fault, LedgerUnavailable
 from atlas.kernel.event import Draft, Event
+from atlas.kernel.hold import Cap, Meter
 from atlas.kernel.port import Clock
 from atlas.ledger.postgres_error import is_fatal
 from atlas.ledger.postgres_link import Connection, Link
+from atlas.ledger.postgres_read import cap_columns
 from atlas.ledger.postgres_schema import check_schema
 
 # Whoever calls these wants to know how many rows they changed; the others need not be waited for.
@@ -59,7 +61,10 @@ class PostgresDesk:
         self._queued: list[tuple[str, Sequence[Any]]] = []
         self._events: list[Event] = []
         self._touched: dict[str, list[Any]] = {}
-        self._spent: dict[tuple[str, str, str], list[int]] = {}
+        self._spent: dict[tuple[Any, ...], list[int]] = {}
+        self._metered: dict[tuple[str, str], list[int]] = {}
+        self._holds: dict[str, dict[str, bytes]] = {}
+        self._sums: dict[tuple[str, str, str], tuple[Cap, list[int]]] = {}
 
     def begin(self, run_ids: Sequence[str]) -> None:
         """Takes the lock of writes and looks up what the group will need, the heads of these runs included.
@@ -76,6 +81,7 @@ class PostgresDesk:
             connection.execute(self.sql["lock_writes"])
             moment = connection.execute(self.sql["moment"], binary=True)
             heads = connection.execute(self.sql["run_heads"], (run_ids,), binary=True) if run_ids else None
+            holds = connection.execute(self.sql["group_holds"], (run_ids,), binary=True) if run_ids else None
         row = moment.fetchone()
         if row is None:
             raise Fault("the server did not tell the time", code="ledger_fault")
@@ -84,6 +90,10 @@ class PostgresDesk:
             check_schema(connection, self.schema, self.link.where)
         if heads is not None:
             self._heads = {head[0]: head for head in heads}
+        if holds is not None:
+            self._holds = {run_id: {} for run_id in run_ids}
+            for run_id, effect, body in holds:
+                self._holds[run_id][effect] = body
 
     def commit(self) -> None:
         """Makes the transaction durable. When the answer is lost, `doubt` names the transaction."""
@@ -140,10 +150,16 @@ class PostgresDesk:
         """The first row, or None."""
         if name == "run_head":
             return self._head(parameters[0])
+        if name == "get_hold":
+            run_id, effect = parameters
+            body = self._held(run_id).get(effect)
+            return (effect, body) if body is not None else None
         return self._ask(name, parameters).fetchone()
 
     def all(self, name: str, parameters: Sequence[Any]) -> list[Any]:
         """Every row."""
+        if name == "run_holds":
+            return sorted(self._held(parameters[0]).items())
         return self._ask(name, parameters).fetchall()
 
     def do(self, name: str, parameters: Sequence[Any]) -> int:
@@ -156,14 +172,20 @@ class PostgresDesk:
         match name:
             case "touch_run":
                 seq, link, now_us, run_id = parameters
-                self._touch(run_id, seq, link, now_us, (0, 0, 0, 0))
+                self._touch(run_id, seq, link, now_us, (0, 0, 0, 0, 0))
             case "touch_run_spend":
                 seq, link, now_us, *spend, run_id = parameters
                 self._touch(run_id, seq, link, now_us, spend)
             case "add_spend":
-                day, agent, principal, *spend = parameters
-                total = self._spent.setdefault((day, agent, principal), [0, 0, 0, 0])
-                total[:] = map(int.__add__, total, spend)
+                key, used = tuple(parameters[:5]), parameters[5:]
+                total = self._spent.setdefault(key, [0] * len(used))
+                total[:] = map(int.__add__, total, used)
+            case "set_hold":
+                self._held(parameters[0])[parameters[1]] = parameters[-1]
+                self._queued.append((name, parameters))
+            case "drop_hold":
+                self._held(parameters[0]).pop(parameters[1], None)
+                self._queued.append((name, parameters))
             case _:
                 self._queued.append((name, parameters))
                 if name in _CHANGE_HEAD:
@@ -183,6 +205,22 @@ class PostgresDesk:
             head = event.hash
         self.changes += len(drafts)
         return seq, head
+
+    def sum_meters(self, caps: Sequence[Cap]) -> list[tuple[int, int, int, int]]:
+        """What the meters under each cap add up to; asked of the server once in a transaction, then kept up here."""
+        keys = [(cap.scope, cap.first, cap.last) for cap in caps]
+        unknown = [cap for cap, key in zip(caps, keys, strict=True) if key not in self._sums]
+        if unknown:
+            rows = self._ask("sum_caps", cap_columns(unknown)).fetchall()
+            for cap, (sums,) in zip(unknown, rows, strict=True):
+                self._sums[cap.scope, cap.first, cap.last] = (cap, sums)
+        return [(one[0], one[1], one[2], one[3]) for one in (self._sums[key][1] for key in keys)]
+
+    def add_meters(self, rows: Sequence[tuple[str, str, int, int, int, int]]) -> None:
+        """Moves meters, at the latest with the commit."""
+        self.changes += len(rows)
+        for scope, bucket, *change in rows:
+            self._meter(Meter(scope, bucket), change)
 
     def erase(self, run_id: str, seq: int) -> bool:
         """Empties one event; the old bytes leave the server's files with its next vacuum."""
@@ -215,8 +253,20 @@ class PostgresDesk:
             self._heads[run_id] = row
         return self._heads[run_id]
 
+    def _held(self, run_id: str) -> dict[str, bytes]:
+        if run_id not in self._holds:
+            self._holds[run_id] = dict(self._ask("run_holds", (run_id,)).fetchall())
+        return self._holds[run_id]
+
+    def _meter(self, meter: Meter, change: Sequence[int]) -> None:
+        moved = self._metered.setdefault((meter.scope, meter.bucket), [0, 0, 0, 0])
+        moved[:] = map(int.__add__, moved, change)
+        for cap, sums in self._sums.values():
+            if cap.covers(meter):
+                sums[:] = map(int.__add__, sums, change)
+
     def _touch(self, run_id: str, seq: int, link: bytes, now_us: int, spend: Sequence[int]) -> None:
-        touched = self._touched.setdefault(run_id, [seq, link, now_us, 0, 0, 0, 0])
+        touched = self._touched.setdefault(run_id, [seq, link, now_us, 0, 0, 0, 0, 0])
         touched[:3] = seq, link, now_us
         touched[3:] = map(int.__add__, touched[3:], spend)
         head = self._heads.get(run_id)
@@ -225,7 +275,7 @@ class PostgresDesk:
 
     def _ask(self, name: str, parameters: Sequence[Any]) -> psycopg.Cursor[tuple[Any, ...]]:
         """The answer to a statement, after everything that was written before it."""
-        if not (self._queued or self._events or self._touched or self._spent):
+        if not (self._queued or self._events or self._touched or self._spent or self._metered):
             return self.connection.execute(self.sql[name], parameters, binary=True)
         with _in_one_piece(self.connection):
             self._send()
@@ -237,8 +287,9 @@ class PostgresDesk:
         Events go first, since no statement of a commit reads them. Touches go last: they set columns of the run that
         nothing else sets, except for the time of change, which is the same throughout, and never precede its row.
         """
-        queued, events, touched, spent = self._queued, self._events, self._touched, self._spent
-        self._queued, self._events, self._touched, self._spent = [], [], {}, {}
+        queued, events, touched = self._queued, self._events, self._touched
+        spent, metered = self._spent, self._metered
+        self._queued, self._events, self._touched, self._spent, self._metered = [], [], {}, {}, {}
         if events:
             self._bulk("insert_events", [astuple(event) for event in events])
         for name, parameters in queued:
@@ -247,6 +298,8 @@ class PostgresDesk:
             self._bulk("touch_runs", [(run_id, *values) for run_id, values in touched.items()])
         if spent:
             self._bulk("add_spends", [(*key, *values) for key, values in spent.items()])
+        if metered:
+            self._bulk("add_meters", [(*key, *values) for key, values in metered.items()])
 
     def _bulk(self, name: str, rows: list[tuple[Any, ...]]) -> None:
         self.connection.execute(self.sql[name], [list(column) for column in zip(*rows, strict=True)])
@@ -261,6 +314,9 @@ class PostgresDesk:
         self._events = []
         self._touched = {}
         self._spent = {}
+        self._metered = {}
+        self._holds = {}
+        self._sums = {}
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from atlas.kernel.budget import Balance
+from atlas.kernel.hold import Cap
 from atlas.kernel.run import RunPage, RunQuery
 from atlas.ledger.desk import Database
 from atlas.ledger.read import LAST_CHARACTER, STATES, Statements, page_of
@@ -15,6 +17,16 @@ from atlas.ledger.read import LAST_CHARACTER, STATES, Statements, page_of
 def owners(db: Database, sql: Statements) -> list[str]:
     """Who holds live leases, by the server's time."""
     return [row[0] for row in db.execute(sql["lease_owners"])]
+
+
+def balances(db: Database, sql: Statements, caps: Sequence[Cap]) -> tuple[Balance, ...]:
+    """How far the meters under each cap have gone."""
+    return tuple(Balance(*sums) for (sums,) in db.execute(sql["sum_caps"], cap_columns(caps)))
+
+
+def cap_columns(caps: Sequence[Cap]) -> tuple[list[str], list[str], list[str]]:
+    """The caps as `sum_caps` takes them."""
+    return [cap.scope for cap in caps], [cap.first for cap in caps], [cap.last for cap in caps]
 
 
 def runs(db: Database, sql: Statements, query: RunQuery) -> RunPage:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import starmap
 from typing import Any, Final, TypeAlias, get_args
 
+from atlas.kernel.budget import Warned
 from atlas.kernel.event import Event, Spend
 from atlas.kernel.run import InboxItem, RunPage, RunRow, RunState, SessionRow, Signal, SpendRow
 from atlas.ledger.desk import Database
@@ -66,12 +67,17 @@ def inbox(db: Database, sql: Statements, run_id: str) -> list[InboxItem]:
 
 
 def spend(db: Database, sql: Statements, since_day: str, agent: str) -> list[SpendRow]:
-    """Totals by day, agent and principal."""
+    """Totals by day, agent, principal and model."""
     if agent:
         rows = db.execute(sql["list_spend_of_agent"], (since_day, agent))
     else:
         rows = db.execute(sql["list_spend"], (since_day,))
-    return [SpendRow(day, name, principal, Spend(*spent)) for day, name, principal, *spent in rows]
+    return [_spend_row(*row) for row in rows]
+
+
+def warned(db: Database, sql: Statements, since_us: int) -> list[Warned]:
+    """Alerts raised since a time, oldest first."""
+    return list(starmap(Warned, db.execute(sql["list_warned"], (since_us,))))
 
 
 def page_of(rows: Sequence[Any], limit: int) -> RunPage:
@@ -80,6 +86,11 @@ def page_of(rows: Sequence[Any], limit: int) -> RunPage:
     return RunPage(page, page[-1].run_id if len(rows) > limit else "")
 
 
+def _spend_row(day: str, agent: str, principal: str, *rest: Any) -> SpendRow:
+    model, is_estimated, cached_in, saved = rest[4:]
+    return SpendRow(day, agent, principal, Spend(*rest[:4]), model, bool(is_estimated), cached_in, saved)
+
+
 def _run_row(row: Any) -> RunRow:
-    fields: tuple[Any, ...] = (*row[:-4], Spend(*row[-4:]))
+    fields: tuple[Any, ...] = (*row[:-5], Spend(*row[-5:-1]), row[-1])
     return RunRow(*fields)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from atlas.kernel.budget import Balance
 from atlas.kernel.errors import AtlasError, LedgerUnavailable
+from atlas.kernel.hold import Cap
 from atlas.kernel.port import Clock, Wake
 from atlas.kernel.run import Lease, RunPage, RunQuery
 from atlas.ledger import migrate, sqlite_read
@@ -77,6 +79,10 @@ class SqliteLedger(DatabaseLedger):
     async def runs(self, query: RunQuery) -> RunPage:
         """One page of runs, newest first."""
         return await self._read(sqlite_read.runs, query)
+
+    async def balances(self, caps: Sequence[Cap]) -> tuple[Balance, ...]:
+        """How far the meters under each cap have gone, at one moment."""
+        return await self._read(sqlite_read.balances, tuple(caps))
 
     def wake(self, *, every_commit: bool = False) -> AbstractAsyncContextManager[Wake]:
         """A subscription to commits of this process and of every other one on this file."""

@@ -12,6 +12,7 @@ from msgspec.structs import astuple
 
 from atlas.kernel.chain import SALT_BYTES, seal
 from atlas.kernel.event import Draft
+from atlas.kernel.hold import Cap
 from atlas.kernel.port import Clock
 from atlas.ledger.migrate import check_schema
 
@@ -103,16 +104,31 @@ class SqliteDesk:
     def write_events(self, run_id: str, drafts: Sequence[Draft], seq: int, head: bytes) -> tuple[int, bytes]:
         """Seals and stores the drafts behind `seq`; the run's new last sequence number and hash."""
         salts = self.clock.entropy(SALT_BYTES * len(drafts))
-        insert = self.sql["insert_event"]
+        rows = []
         for index, draft in enumerate(drafts):
             seq += 1
-            position = self.position + 1
+            self.position += 1
             salt = salts[index * SALT_BYTES : (index + 1) * SALT_BYTES]
-            event = seal(draft, run_id, seq, position, head, salt)
-            self.cursor.execute(insert, astuple(event))
-            self.position = position
+            event = seal(draft, run_id, seq, self.position, head, salt)
+            rows.append(astuple(event))
             head = event.hash
+        self.cursor.executemany(self.sql["insert_event"], rows)
         return seq, head
+
+    def sum_meters(self, caps: Sequence[Cap]) -> list[tuple[int, int, int, int]]:
+        """What the meters under each cap add up to."""
+        one, many, execute = self.sql["get_meter"], self.sql["sum_meters"], self.cursor.execute
+        found: list[tuple[int, int, int, int]] = []
+        for cap in caps:
+            if cap.first == cap.last:
+                found.append(execute(one, (cap.scope, cap.first)).fetchone() or (0, 0, 0, 0))
+            else:
+                found.append(execute(many, (cap.scope, cap.first, cap.last)).fetchone())
+        return found
+
+    def add_meters(self, rows: Sequence[tuple[str, str, int, int, int, int]]) -> None:
+        """Moves meters, all in one statement."""
+        self.cursor.executemany(self.sql["add_meter"], rows)
 
     def erase(self, run_id: str, seq: int) -> bool:
         """Empties one event; after the commit the old bytes leave the write-ahead log too."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from atlas.kernel.budget import Balance
+from atlas.kernel.hold import Cap
 from atlas.kernel.run import RunPage, RunQuery, RunState
 from atlas.ledger.desk import Database
 from atlas.ledger.read import LAST_CHARACTER, STATES, Statements, page_of
@@ -15,6 +17,14 @@ from atlas.ledger.read import LAST_CHARACTER, STATES, Statements, page_of
 def owners(db: Database, sql: Statements, now_us: int) -> list[str]:
     """Who holds live leases at `now_us`."""
     return [row[0] for row in db.execute(sql["lease_owners"], (now_us,))]
+
+
+def balances(db: Database, sql: Statements, caps: Sequence[Cap]) -> tuple[Balance, ...]:
+    """How far the meters under each cap have gone."""
+    db.execute("BEGIN")  # one moment for all caps
+    rows = [db.execute(sql["sum_meters"], (cap.scope, cap.first, cap.last)).fetchone() for cap in caps]
+    db.execute("COMMIT")
+    return tuple(Balance(*row) for row in rows)
 
 
 def runs(db: Database, sql: Statements, query: RunQuery) -> RunPage:

@@ -1,6 +1,7 @@
 """The one thread of a process that writes: group commit, in the order in which work was handed over.
 
-Everything that waits when a transaction starts shares it, so that many runs share one fsync. A job that is refused
+Everything that waits when a transaction starts shares it, so that many runs share one fsync. A lazy job does not even
+wake the thread: it is held back for a moment, and goes along with the next one that is in a hurry. A job that is refused
 before it wrote anything fails alone. When something fails after it wrote, or the store itself fails, the whole group
 is rolled back and each job is run again in a transaction of its own, so that only the guilty one fails. How a store
 fails is its own affair: each has a subclass that says how a group is committed.
@@ -11,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import IntEnum
@@ -20,7 +20,7 @@ from typing import Final, Generic, TypeVar
 from atlas.kernel.errors import AtlasError, Fault
 from atlas.kernel.run import Lease
 from atlas.ledger.desk import Transaction
-from atlas.ledger.job import Job, deliver
+from atlas.ledger.job import Job, Loop, deliver
 from atlas.ledger.lost import Lost
 from atlas.ledger.rule import closed
 
@@ -57,7 +57,9 @@ class Writer(ABC, Generic[D]):
         self._translate = translate
         self._committed = committed
         self._finished = finished
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[Job] | None] = queue.SimpleQueue()
+        self._held: list[Job] = []
+        self._timer: tuple[Loop, asyncio.TimerHandle] | None = None
         self._lost = Lost()
         self._gate = threading.Lock()
         self._is_open = False
@@ -83,15 +85,20 @@ class Writer(ABC, Generic[D]):
 
         With `lease` it fails when work under the same lease was lost and the holder could not know of it yet.
         """
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        job = Job(work, future, is_write=is_write, is_lazy=is_lazy, lease=lease)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        job = Job(work, future, is_write=is_write, lease=lease)
         # The gate closes before the end mark is queued, so nothing can stand behind the mark and wait for ever.
         with self._gate:
-            if self._is_open:
-                self._lost.enter(job)
-                self._queue.put(job)
-            else:
+            if not self._is_open:
                 future.set_exception(closed())
+                return future
+            self._lost.enter(job)
+            self._held.append(job)
+            if not is_lazy or len(self._held) >= GROUP_MAX:
+                self._hand_over(loop)
+            elif len(self._held) == 1:
+                self._timer = (loop, loop.call_later(LAZY_S, self._release))
         return future
 
     async def stop(self) -> None:
@@ -99,10 +106,27 @@ class Writer(ABC, Generic[D]):
         with self._gate:
             was_open, self._is_open = self._is_open, False
             if was_open:
+                self._hand_over(asyncio.get_running_loop())
                 self._queue.put(None)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
             self._thread = None
+
+    def _release(self) -> None:
+        """Hands over what was held back; in the loop of whoever handed the first of it in."""
+        with self._gate:
+            if self._is_open:
+                self._hand_over(asyncio.get_running_loop())
+
+    def _hand_over(self, loop: Loop) -> None:
+        """Gives all that is held to the thread, as one piece; under the gate, so that the order is that of `put`."""
+        timer, self._timer = self._timer, None
+        # A timer of another loop is left to run out, because only its own loop may touch it: it hands over early.
+        if timer is not None and timer[0] is loop:
+            timer[1].cancel()
+        if self._held:
+            held, self._held = self._held, []
+            self._queue.put(held)
 
     @abstractmethod
     def _commit(self, desk: D, group: list[Job]) -> News:
@@ -184,40 +208,28 @@ class Writer(ABC, Generic[D]):
             return None
 
     def _collect(self) -> tuple[list[Job], bool]:
-        """The next group, and whether another one may follow.
-
-        A group of lazy jobs only waits a moment for somebody who is in a hurry; an urgent job takes along all
-        that was queued before it.
-        """
-        first = self._queue.get()
-        if first is None:
-            return [], False
-        group = [first]
-        deadline_s = time.monotonic() + LAZY_S if first.is_lazy else 0.0
-        while len(group) < GROUP_MAX:
+        """The next group, everything that waits by now, and whether another one may follow."""
+        group: list[Job] = []
+        jobs = self._queue.get()
+        while jobs is not None:
+            group += jobs
+            if len(group) >= GROUP_MAX:
+                return group, True
             try:
-                if deadline_s:
-                    job = self._queue.get(timeout=max(deadline_s - time.monotonic(), 0.0))
-                else:
-                    job = self._queue.get_nowait()
+                jobs = self._queue.get_nowait()
             except queue.Empty:
-                break
-            if job is None:
-                return group, False
-            group.append(job)
-            if not job.is_lazy:
-                deadline_s = 0.0
-        return group, True
+                return group, True
+        return group, False
 
     def _abandon(self, group: list[Job]) -> None:
         left = [job for job in group if not job.future.done()]
         while True:
             try:
-                job = self._queue.get_nowait()
+                left += self._queue.get_nowait() or ()
             except queue.Empty:
                 break
-            if job is not None:
-                left.append(job)
+        left += self._held
+        self._held = []
         for job in left:
             job.error = job.error or Fault("the ledger's writer stopped", code="ledger_fault")
         deliver(left)

@@ -144,9 +144,9 @@ class AnthropicModel:
             case Thinking(redacted=redacted) if redacted:
                 return {"type": "redacted_thinking", "data": redacted}
             case Thinking():
-                # Without its signature a thought is refused; it came from another provider.
+                # Without its signature a thought is refused; with a colon in it another provider signed it.
                 whole = {"type": "thinking", "thinking": part.text, "signature": part.signature}
-                return whole if part.signature else None
+                return whole if part.signature and ":" not in part.signature else None
             case ToolCall():
                 return {"type": "tool_use", "id": part.id, "name": part.name, "input": _input(part.args)}
             case ToolResult():

@@ -10,7 +10,6 @@ from typing import assert_never
 from atlas.kernel.model import Image, Message, Request, Text, Thinking, ToolCall, ToolResult, Usage
 
 BYTES_PER_TOKEN = 3
-IMAGE_BYTES = 1_600 * BYTES_PER_TOKEN  # what providers count for a large picture
 
 
 def estimate(request: Request, bytes_out: int = 0) -> Usage:
@@ -35,7 +34,7 @@ def _size(message: Message) -> int:
             case ToolCall():
                 size += _bytes(part.name) + _bytes(part.args)
             case Image():
-                size += IMAGE_BYTES
+                size += part.tokens * BYTES_PER_TOKEN
             case _:
                 assert_never(part)
     return size

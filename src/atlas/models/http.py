@@ -1,28 +1,32 @@
 """The one pooled HTTP client, and what can go wrong on the way to a provider.
 
-Made inside the running loop when first used. It trusts no proxy from the environment, keeps no cookies and follows
-no redirect: a key goes to the address it was given for and nowhere else.
+Connections are made inside the running loop when first used. It trusts no proxy from the environment, keeps no cookies
+and follows no redirect: a key goes to the address it was given for and nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
+import zlib
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
 from atlas.kernel.model import ModelError, Usage
+from atlas.models.connection import Connection, NotHttp
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession
-    from yarl import URL
+    from ssl import SSLContext
 
-KEEP_ALIVE_S = 55.0
-# Larger bodies are handed over as a file, which aiohttp writes in pieces.
-WHOLE_BODY = 2**20
+KEEP_ALIVE_S: Final = 55.0
+_CLOSING_S: Final = 1.0
+_HAPPY_EYEBALLS_S: Final = 0.25
+_IN_PATH: Final = "/%:@!$&'()*+,;=~"
+_INFLATE: Final = 32 + zlib.MAX_WBITS  # gzip or zlib, whichever comes
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -48,13 +52,30 @@ class Target(msgspec.Struct, frozen=True):
         return f"Target(name={self.name!r}, url={self.url!r})"
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """What a connection goes to."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+
 class Http:
     """Posts to providers over pooled connections; close it in the loop that used it."""
 
     def __init__(self, patience: Patience = PATIENCE) -> None:
         self._patience = patience
-        self._session: ClientSession | None = None
-        self._urls: dict[str, URL] = {}
+        self._known: dict[str, tuple[Target, Origin, bytes]] = {}
+        self._open: set[Connection] = set()
+        self._idle: dict[Origin, list[tuple[Connection, float]]] = {}
+        self._tls: SSLContext | None = None
+        self.in_use = 0
+        """Connections that carry an exchange now."""
+
+    @property
+    def kept(self) -> int:
+        """Connections that wait for the next exchange."""
+        return sum(map(len, self._idle.values()))
 
     @asynccontextmanager
     async def post(self, target: Target, body: bytes, used: Callable[[], Usage]) -> AsyncIterator[Exchange]:
@@ -63,11 +84,21 @@ class Http:
         The error carries what `used` says, unless nothing was sent. Leaving the context before the end of the answer,
         by an error or a cancellation, closes the connection.
         """
+        origin, head = self._prepared(target)
         limit = asyncio.timeout(self._patience.first_byte_s)
         try:
             async with limit:
-                async with await self._send(target, body, used) as response:
-                    yield Exchange(response, target.name, limit, self._patience.silence_s, used)
+                connection = self._waiting(origin) or await self._connected(origin, target.name)
+                self.in_use += 1
+                try:
+                    connection.send(b"%b%d\r\n\r\n" % (head, len(body)), body)
+                    try:
+                        await connection.answered()
+                    except (NotHttp, OSError) as error:
+                        raise _broken(target.name, error, used()) from None
+                    yield Exchange(connection, target.name, limit, self._patience.silence_s, used)
+                finally:
+                    self._give_back(origin, connection)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -75,76 +106,109 @@ class Http:
 
     async def close(self) -> None:
         """Closes every connection."""
-        if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
+        self._idle.clear()
+        closing = [connection.closed for connection in self._open]
+        for connection in self._open:
+            connection.abort()
+        if closing:
+            await asyncio.wait(closing, timeout=_CLOSING_S)
 
-    async def _send(self, target: Target, body: bytes, used: Callable[[], Usage]) -> ClientResponse:
-        import aiohttp
+    def _prepared(self, target: Target) -> tuple[Origin, bytes]:
+        """Where the target is and what a request to it begins with; made once."""
+        known = self._known.get(target.url)
+        if known is None or known[0] is not target:
+            known = self._known[target.url] = (target, *_request_to(target))
+        return known[1], known[2]
 
-        url = self._urls.get(target.url) or self._parsed(target.url)
-        data = body if len(body) <= WHOLE_BODY else io.BytesIO(body)
+    def _waiting(self, origin: Origin) -> Connection | None:
+        """A connection that can be used again; the one used last, so that those too many grow old."""
+        waiting = self._idle.get(origin, [])
+        now_s = asyncio.get_running_loop().time()
+        while waiting:
+            connection, since_s = waiting.pop()
+            if connection.is_free and now_s - since_s < KEEP_ALIVE_S:
+                return connection
+            connection.abort()
+        return None
+
+    def _give_back(self, origin: Origin, connection: Connection) -> None:
+        self.in_use -= 1
+        if not connection.is_free:
+            connection.abort()
+            return
+        now_s = asyncio.get_running_loop().time()
+        waiting = self._idle.setdefault(origin, [])
+        while waiting and now_s - waiting[0][1] >= KEEP_ALIVE_S:
+            waiting.pop(0)[0].abort()
+        waiting.append((connection, now_s))
+
+    async def _connected(self, origin: Origin, name: str) -> Connection:
+        loop = asyncio.get_running_loop()
+        limit = asyncio.timeout(self._patience.connect_s)
         try:
-            return await self._opened().post(url, data=data, headers=target.headers, allow_redirects=False)
-        except aiohttp.ConnectionTimeoutError:
+            async with limit:
+                _, connection = await loop.create_connection(
+                    Connection,
+                    origin.host,
+                    origin.port,
+                    ssl=self._context() if origin.is_tls else None,
+                    happy_eyeballs_delay=_HAPPY_EYEBALLS_S,
+                )
+        except TimeoutError:
+            if not limit.expired():
+                raise
             waited = f"{self._patience.connect_s:g} s"
-            raise ModelError("timeout", f"{target.name} could not be reached within {waited}") from None
-        except aiohttp.ClientConnectorError as error:
+            raise ModelError("timeout", f"{name} could not be reached within {waited}") from None
+        except OSError as error:
             hint = "Is the provider's address right, and is it reachable from here?"
-            raise ModelError("connection", f"no connection to {target.name}: {error}", hint=hint) from None
-        except aiohttp.InvalidURL:
-            raise ModelError("invalid", f"the address of {target.name} is not valid") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise _broken(target.name, error, used()) from None
+            raise ModelError("connection", f"no connection to {name}: {_said(error)}", hint=hint) from None
+        self._open.add(connection)
+        connection.closed.add_done_callback(lambda _: self._open.discard(connection))
+        return connection
 
-    def _opened(self) -> ClientSession:
-        if self._session is None:
-            import aiohttp
+    def _context(self) -> SSLContext:
+        if self._tls is None:
+            import ssl
 
-            self._session = aiohttp.ClientSession(
-                # No limit here: how many calls a provider takes at once is the router's to say.
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._patience.connect_s),
-                trust_env=False,
-                raise_for_status=False,
-            )
-        return self._session
-
-    def _parsed(self, text: str) -> URL:
-        from yarl import URL
-
-        try:
-            url = URL(text)
-        except ValueError:
-            raise ModelError("invalid", f"{text!r} is not an address") from None
-        return self._urls.setdefault(text, url)
+            self._tls = ssl.create_default_context()
+            self._tls.set_alpn_protocols(["http/1.1"])
+        return self._tls
 
 
 class Exchange:
     """An answer that is arriving."""
 
     def __init__(
-        self, response: ClientResponse, name: str, limit: asyncio.Timeout, silence_s: float, used: Callable[[], Usage]
+        self, connection: Connection, name: str, limit: asyncio.Timeout, silence_s: float, used: Callable[[], Usage]
     ) -> None:
-        self.status = response.status
-        self.headers: Mapping[str, str] = response.headers
-        self._content = response.content
+        self.status = connection.status
+        self.headers: Mapping[str, str] = connection.headers
+        self._connection = connection
         self._name = name
         self._limit = limit
         self._silence_s = silence_s
         self._used = used
         self._now = asyncio.get_running_loop().time
+        self._moved_s = 0.0
+        self._inflate = self._unpacker(connection.headers.get("Content-Encoding", "identity").lower())
 
     async def read(self) -> bytes:
         """The next bytes, or none at the end."""
-        from aiohttp import ClientError
-
         try:
-            chunk = await self._content.readany()
-        except (ClientError, OSError) as error:
+            chunk = await self._connection.read()
+            while chunk and self._inflate is not None:
+                unpacked = self._inflate(chunk)
+                if unpacked:
+                    chunk = unpacked
+                    break
+                chunk = await self._connection.read()
+        except (NotHttp, OSError, zlib.error) as error:
             raise _broken(self._name, error, self._used()) from None
-        self._limit.reschedule(self._now() + self._silence_s)
+        now_s = self._now()
+        # Moving the limit costs more than reading a token, so it is moved when that makes a difference.
+        if now_s - self._moved_s > self._silence_s / 100:
+            self._moved_s = now_s
+            self._limit.reschedule(now_s + self._silence_s)
         return chunk
 
     async def rest(self, limit: int) -> bytes:
@@ -157,20 +221,58 @@ class Exchange:
 
     async def linger(self, seconds: float) -> None:
         """Waits a moment for the end of an answer that has said all, so that its connection can be used again."""
-        from aiohttp import ClientError
-
+        if self._connection.is_done:
+            return
         try:
             async with asyncio.timeout(seconds):
-                while not self._content.at_eof():
-                    await self._content.readany()
-        except (TimeoutError, ClientError, OSError):
+                while await self._connection.read():
+                    pass
+        except (TimeoutError, NotHttp, OSError):
             return  # the context closes the connection; the answer is whole
+
+    def _unpacker(self, encoding: str) -> Callable[[bytes], bytes] | None:
+        """Nothing packed was asked for; a server that packs nevertheless is understood where Python can."""
+        match encoding:
+            case "identity" | "":
+                return None
+            case "gzip" | "x-gzip" | "deflate":
+                return zlib.decompressobj(_INFLATE).decompress
+        raise ModelError("server", f"{self._name} packed its answer with {encoding[:40]}", usage=self._used())
+
+
+def _request_to(target: Target) -> tuple[Origin, bytes]:
+    """Where it is, and the head of a request up to the length of its body."""
+    try:
+        parts = urlsplit(target.url)
+        host, port = parts.hostname or "", parts.port
+        host = host if host.isascii() else host.encode("idna").decode()
+    except (ValueError, UnicodeError):
+        raise ModelError("invalid", f"the address of {target.name} is not valid") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise ModelError("invalid", f"the address of {target.name} is not valid")
+    is_tls = parts.scheme == "https"
+    origin = Origin(host, port or (443 if is_tls else 80), is_tls)
+    shown = f"[{host}]" if ":" in host else host
+    headers = {"Host": shown if port is None else f"{shown}:{port}", **target.headers}
+    if parts.username is not None and "Authorization" not in headers:
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
+    if any(char in text for pair in headers.items() for text in pair for char in "\r\n\0"):
+        raise ModelError("invalid", f"the key or a header of {target.name} holds a line break")
+    path = quote(parts.path or "/", safe=_IN_PATH) + (
+        f"?{quote(parts.query, safe=_IN_PATH + '?')}" if parts.query else ""
+    )
+    lines = (f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "Content-Length: ")
+    return origin, "\r\n".join(lines).encode()
 
 
 def _broken(name: str, error: Exception, usage: Usage) -> ModelError:
-    from aiohttp import ClientResponseError
+    if isinstance(error, NotHttp):
+        return ModelError("server", f"{name} does not speak HTTP properly: {error}", usage=usage)
+    if isinstance(error, zlib.error):
+        return ModelError("server", f"{name} sent what cannot be unpacked: {error}", usage=usage)
+    return ModelError("connection", f"the connection to {name} broke: {_said(error)}", usage=usage)
 
-    if isinstance(error, ClientResponseError):
-        return ModelError("server", f"{name} does not speak HTTP properly: {error.message}", usage=usage)
-    why = str(error) or type(error).__name__
-    return ModelError("connection", f"the connection to {name} broke: {why}", usage=usage)
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -8,6 +8,7 @@ from atlas.kernel.config import Models
 from atlas.kernel.errors import Invalid, Problem
 from atlas.models.catalogue import Catalogue
 from atlas.models.provider import Endpoint
+from atlas.models.weights import KNOWN, SMOLLM2
 
 TIERS = ("fast", "balanced", "powerful")
 
@@ -16,7 +17,8 @@ class Names:
     """Resolves names against the tiers, the providers, the configured prices and the price catalogue."""
 
     def __init__(self, models: Models, endpoints: Mapping[str, Endpoint], catalogue: Catalogue) -> None:
-        self._tiers: Mapping[str, tuple[str, ...]] = {tier: getattr(models.tiers, tier) for tier in TIERS}
+        own = _when_alone(endpoints)
+        self.tiers: Mapping[str, tuple[str, ...]] = {tier: getattr(models.tiers, tier) or own for tier in TIERS}
         self._priced = frozenset(models.prices)
         self._endpoints = endpoints
         self._catalogue = catalogue
@@ -27,10 +29,10 @@ class Names:
 
         Of a tier, names that cannot be resolved are passed over as long as one can; `problems` lists them.
         """
-        if choice not in self._tiers:
+        if choice not in self.tiers:
             return (self.get(choice),)
         found, complaints = [], []
-        for name in self._tiers[choice]:
+        for name in self.tiers[choice]:
             try:
                 found.append(self.get(name))
             except Invalid as error:
@@ -39,13 +41,13 @@ class Names:
             return tuple(found)
         if complaints:
             raise complaints[0]
-        hint = f"Name one under models.tiers.{choice} in atlas.config.yaml."
+        hint = f"Name one under models.tiers.{choice} in atlas.config.yaml; 'atlas models list' shows what there is."
         raise Invalid(f"no model is configured for the tier {choice}", hint=hint, code="tier_empty")
 
     def problems(self) -> list[Problem]:
         """Every name in the tiers that no provider can serve."""
         found = []
-        for tier, names in self._tiers.items():
+        for tier, names in self.tiers.items():
             for name in names:
                 try:
                     self.get(name)
@@ -55,7 +57,7 @@ class Names:
 
     def is_full(self, choice: str) -> bool:
         """Whether all candidates are written in full, so that no catalogue is needed to find them."""
-        return all(name.partition(":")[0] in self._endpoints for name in self._tiers.get(choice, (choice,)))
+        return all(name.partition(":")[0] in self._endpoints for name in self.tiers.get(choice, (choice,)))
 
     def get(self, name: str) -> str:
         """One model as `provider:model`; Invalid when it has no provider or more than one."""
@@ -81,9 +83,21 @@ class Names:
         """The providers that have a model: by the configured prices, else by the catalogue, else by its maker."""
         if priced := [name for name in self._endpoints if f"{name}:{model}" in self._priced]:
             return priced
+        if here := [each.name for each in self._endpoints.values() if each.kind == "local" and model in KNOWN]:
+            return here
         wires = [each for each in self._endpoints.values() if each.kind in ("openai", "anthropic")]
         listed = {each.name: self._catalogue.provider(each.name, each.base_url) for each in wires}
         if sold := [name for name, where in listed.items() if where is not None and self._catalogue.has(where, model)]:
             return sold
         maker = self._catalogue.vendor(model)
         return [name for name, where in listed.items() if where is not None and where == maker]
+
+
+def _when_alone(endpoints: Mapping[str, Endpoint]) -> tuple[str, ...]:
+    """What a tier without candidates means: the model of this machine, when there is no other provider at all.
+
+    Somebody with a key or a server meant to use that, and should be told that no model of it is named.
+    """
+    if not all(each.kind == "local" for each in endpoints.values()):
+        return ()
+    return tuple(f"{name}:{SMOLLM2.name}" for name in endpoints)

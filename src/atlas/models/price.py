@@ -26,10 +26,14 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Home(msgspec.Struct, frozen=True):
-    """Where a provider's models are: for finding it in the catalogue. `is_free`: nobody bills for them."""
+    """Where a provider's models are: for finding it in the catalogue. `is_free`: nobody bills for them.
+
+    `is_broker`: it asks others, and its models are named with the one who is asked, as in `google:gemini-flash`.
+    """
 
     base_url: str
     is_free: bool = False
+    is_broker: bool = False
 
 
 class Prices:
@@ -47,6 +51,11 @@ class Prices:
         plain = max(0, usage.tokens_in - usage.cached_in - usage.cache_write_in)
         total = plain * rate.input + usage.cached_in * rate.cache_read + usage.cache_write_in * rate.cache_write
         return Cost(_rounded(total + usage.tokens_out * rate.output) + rate.request, is_guess)
+
+    def rate(self, model: str, at_us: int) -> tuple[Rate, bool]:
+        """What a model charges for small requests at that time, and whether that is a guess."""
+        rates, is_guess = self._find(model, at_us)
+        return rates.at(0), is_guess
 
     def worst_case(self, model: str, tokens_in: int, max_output: int, at_us: int) -> Cost:
         """The most that a call can cost with so many tokens in and at most so many out."""
@@ -68,6 +77,8 @@ class Prices:
         home = self._homes.get(provider)
         if home is not None and home.is_free:
             return FREE, False
+        if home is not None and home.is_broker:
+            provider, _, name = name.partition(":")
         listed = self._catalogue.provider(provider, home.base_url) if home is not None else None
         if listed is not None and (found := self._catalogue.rates(listed, name, at_us)) is not None:
             return found, False

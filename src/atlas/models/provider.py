@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -12,9 +15,12 @@ from atlas.kernel.port import Clock
 from atlas.models import anthropic, openai
 from atlas.models.http import Http
 from atlas.models.scripted import Script, ScriptedModel
+from atlas.models.weights import KNOWN as KNOWN_WEIGHTS
+from atlas.models.weights import SMOLLM2, find_weights, folder_of, has_engine
 
 MAX_IN_FLIGHT = 64
 UNLIMITED = 1_000_000
+PROVIDERS_EXTRA = "pip install 'atlas-agents[providers]' and the provider's own package"
 _KNOWN = {
     "openai": ("OPENAI_API_KEY", "OPENAI_BASE_URL", openai.BASE_URL),
     "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", anthropic.BASE_URL),
@@ -32,6 +38,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     max_in_flight: int = MAX_IN_FLIGHT
     script: str = ""
     stream: bool = True
+    folder: str = ""
+    source: Literal["config", "environment", "local"] = "config"
 
     def __repr__(self) -> str:
         return f"Endpoint(name={self.name!r}, kind={self.kind!r}, base_url={self.base_url!r}, has_key={bool(self.key)})"
@@ -40,13 +48,19 @@ class Endpoint(msgspec.Struct, frozen=True):
 def endpoints(models: Models, keys: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Endpoint]:
     """All providers by name: those of the configuration, and `openai` and `anthropic` when the environment has them.
 
+    `local` is there of itself when its weights and what runs them are.
     `keys` are the values of the keys that the configuration names, by provider. A key from the environment goes only
     to the provider of that name, and only to an address that is its own or from the environment too.
     """
     found = {name: _endpoint(name, provider, keys, environ) for name, provider in models.providers.items()}
     for name, (key, base_url, _) in _KNOWN.items():
         if name not in found and (environ.get(key) or environ.get(base_url)):
-            found[name] = _endpoint(name, Provider(kind="openai" if name == "openai" else "anthropic"), keys, environ)
+            known = Provider(kind="openai" if name == "openai" else "anthropic")
+            found[name] = msgspec.structs.replace(_endpoint(name, known, keys, environ), source="environment")
+    if "local" not in found:
+        local = _endpoint("local", Provider(kind="local"), keys, environ)
+        if complaint(local) is None:
+            found["local"] = msgspec.structs.replace(local, source="local")
     return found
 
 
@@ -58,27 +72,75 @@ def _endpoint(name: str, provider: Provider, keys: Mapping[str, str], environ: M
         if is_namesake and not provider.key and not provider.base_url:
             key = environ.get(key_name, "")
         base_url = base_url or (environ.get(base_name, "") if is_namesake else "") or default
-    limit = provider.max_in_flight or (UNLIMITED if provider.kind == "scripted" else MAX_IN_FLIGHT)
-    return Endpoint(name, provider.kind, base_url, key, provider.key or "", limit, provider.script, provider.stream)
+    usual = {"scripted": UNLIMITED, "local": 1}.get(provider.kind, MAX_IN_FLIGHT)
+    folder = str(folder_of(environ) or "") if provider.kind == "local" else ""
+    limit = provider.max_in_flight or usual
+    key_name = provider.key or ""
+    return Endpoint(name, provider.kind, base_url, key, key_name, limit, provider.script, provider.stream, folder)
+
+
+def absent(found: Mapping[str, Endpoint], environ: Mapping[str, str]) -> list[Endpoint]:
+    """The providers that would be there of themselves, if the environment had a key or this machine the weights."""
+    usual = {
+        "openai": Provider(kind="openai"),
+        "anthropic": Provider(kind="anthropic"),
+        "local": Provider(kind="local"),
+    }
+    return [
+        msgspec.structs.replace(
+            _endpoint(name, provider, {}, environ), source="local" if name == "local" else "environment"
+        )
+        for name, provider in usual.items()
+        if name not in found
+    ]
+
+
+def complaint(endpoint: Endpoint) -> ModelError | None:
+    """What this installation or the configuration lacks before the provider can be asked; contacts nobody."""
+    if endpoint.key_name and not endpoint.key:
+        message = f"the key of {endpoint.name}, {endpoint.key_name}, has no value"
+        return ModelError("auth", message, hint=f"Set {endpoint.key_name.removeprefix('secret:')} among the secrets.")
+    match endpoint.kind:
+        case "openai" | "anthropic" if not endpoint.key and endpoint.base_url == _KNOWN[endpoint.kind][2]:
+            hint = f"Set {_KNOWN[endpoint.kind][0]}, or write `key: secret:NAME` for the provider."
+            return ModelError("auth", f"there is no key for {endpoint.name}", hint=hint)
+        case "local":
+            folder = Path(endpoint.folder) if endpoint.folder else None
+            if not has_engine() or not any(find_weights(folder, each) for each in KNOWN_WEIGHTS.values()):
+                from atlas.models.local import lacking
+
+                return lacking(endpoint.name, SMOLLM2.name, folder)
+        case "pydantic-ai" if find_spec("pydantic_ai") is None:
+            return ModelError("auth", "the extra `providers` is not installed", hint=f"Run: {PROVIDERS_EXTRA}")
+    return None
 
 
 def build_model(
     endpoint: Endpoint, http: Http, clock: Clock, load_blob: LoadBlob, load_script: Callable[[str], Script]
 ) -> Model:
     """The adapter for an endpoint; ModelError when this installation or its configuration lacks something."""
-    if endpoint.key_name and not endpoint.key:
-        message = f"the key of {endpoint.name}, {endpoint.key_name}, has no value"
-        raise ModelError("auth", message, hint=f"Set {endpoint.key_name.removeprefix('secret:')} among the secrets.")
+    if (lack := complaint(endpoint)) is not None:
+        raise lack
+    build: Callable[..., Model] = openai.OpenAIModel
     match endpoint.kind:
         case "scripted":
             return ScriptedModel(load_script(endpoint.script))
-        case "openai" | "anthropic":
-            if not endpoint.key and endpoint.base_url == _KNOWN[endpoint.kind][2]:
-                hint = f"Set {_KNOWN[endpoint.kind][0]}, or write `key: secret:NAME` for the provider."
-                raise ModelError("auth", f"there is no key for {endpoint.name}", hint=hint)
+        case "local":
+            from atlas.models.local import LocalModel
+
+            return LocalModel(Path(endpoint.folder), clock, load_blob, name=endpoint.name)
+        case "pydantic-ai":
+            from atlas.models.pydantic_ai import PydanticAIModel
+
+            return PydanticAIModel(
+                load_blob, name=endpoint.name, base_url=endpoint.base_url, key=endpoint.key, stream=endpoint.stream
+            )
+        case "anthropic":
+            build = anthropic.AnthropicModel
+        case "openai":
+            pass
         case kind:
             raise ModelError("auth", f"{endpoint.name} is of kind {kind}, which is not available here")
-    build: Callable[..., Model] = openai.OpenAIModel if endpoint.kind == "openai" else anthropic.AnthropicModel
     return build(
         http,
         clock,

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from atlas.kernel.budget import Quote
 from atlas.kernel.config import Models
-from atlas.kernel.errors import ErrorRecord, Problem
+from atlas.kernel.errors import AtlasError, ErrorRecord, Problem
 from atlas.kernel.model import (
     Asked,
     Attempt,
@@ -23,21 +24,22 @@ from atlas.kernel.model import (
     LoadBlob,
     Model,
     ModelError,
-    OnAttempt,
     OnDelta,
     Reply,
     Request,
+    Tab,
     Usage,
 )
 from atlas.kernel.port import Clock
-from atlas.models.catalogue import Catalogue
-from atlas.models.estimate import estimate
+from atlas.models.catalogue import Catalogue, Rate
+from atlas.models.estimate import estimate, tokens
 from atlas.models.gate import Gate, LeftAlone
 from atlas.models.http import PATIENCE, Http, Patience
 from atlas.models.name import Names
 from atlas.models.price import Cost, Home, Prices
 from atlas.models.provider import Endpoint, build_model, endpoints
 from atlas.models.scripted import Script
+from atlas.models.weights import KNOWN
 
 RETRIED = frozenset({"server", "rate_limit", "timeout", "connection", "empty"})
 PASSED_ON = RETRIED | {"auth"}
@@ -92,14 +94,16 @@ class Router:
         self._models: dict[str, Model] = {}
         self._gates: dict[str, Gate] = {}
 
-    async def ask(self, choice: str, request: Request, on_delta: OnDelta, on_attempt: OnAttempt | None = None) -> Asked:
+    async def ask(self, choice: str, request: Request, on_delta: OnDelta, tab: Tab | None = None) -> Asked:
         """The answer of the first candidate that gives one; ModelError with all tries when none does.
 
-        `on_attempt` hears of each try as it ends, a cancelled one too, which nothing else can report.
+        Each try goes on the `tab` as it ends, a cancelled one too, which nothing else can report.
         """
         await self._prepare(choice)
-        course = _Course(self._clock, self._retry, self._prices, request, on_delta, on_attempt)
+        course = _Course(self._clock, self._retry, self._prices, request, on_delta, tab or Tab())
         candidates = self.resolve(choice)
+        start = course.first % len(candidates)
+        candidates = (*candidates[start:], *candidates[:start])
         failures: list[ModelError] = []
         for model in candidates:
             provider = model.partition(":")[0]
@@ -116,6 +120,31 @@ class Router:
         """The candidates for a tier or a model, each as `provider:model`; Invalid when there is none."""
         return self._names.resolve(choice)
 
+    def check(self, choice: str) -> None:
+        """Raises what hinders every candidate before one is asked: Invalid for a name, ModelError for a missing key."""
+        failures: list[ModelError] = []
+        for model in self.resolve(choice):
+            try:
+                self._model(model.partition(":")[0])
+            except ModelError as error:
+                failures.append(error)
+            else:
+                return
+        raise failures[0]
+
+    @property
+    def tiers(self) -> Mapping[str, tuple[str, ...]]:
+        """The candidates of each tier as they are written."""
+        return self._names.tiers
+
+    def lacking(self, provider: str) -> AtlasError | None:
+        """What keeps a provider from being asked, as far as this machine can tell without contacting it."""
+        try:
+            self._model(provider)
+        except AtlasError as error:
+            return error
+        return None
+
     def problems(self) -> list[Problem]:
         """Every name in the tiers that no provider can serve."""
         return self._names.problems()
@@ -123,6 +152,16 @@ class Router:
     def cost(self, model: str, usage: Usage) -> Cost:
         """What a call to `provider:model` costs that used this much."""
         return self._prices.cost(model, usage, self._clock.now_us())
+
+    def rate(self, model: str) -> tuple[Rate, bool]:
+        """What `provider:model` costs for small requests now, and whether that is a guess."""
+        return self._prices.rate(model, self._clock.now_us())
+
+    async def quote(self, choice: str, tokens_in: int) -> Quote:
+        """What a call that reads so many tokens costs at most, in micro-dollars, given the limit of its answer."""
+        await self._prepare(choice)
+        guessed = tuple(model for model in self.resolve(choice) if self.rate(model)[1])
+        return Quote(lambda max_output: self.worst_case(choice, tokens_in, max_output).micro_usd, guessed)
 
     def worst_case(self, choice: str, tokens_in: int, max_output: int) -> Cost:
         """The most that one answered call can cost, whichever candidate gives it."""
@@ -135,7 +174,13 @@ class Router:
         windows = []
         for model in self.resolve(choice):
             provider, _, name = model.partition(":")
-            listed = self._catalogue.provider(provider, self.endpoints[provider].base_url)
+            if self.endpoints[provider].kind == "local":
+                windows += [KNOWN[name].context] if name in KNOWN else []
+                continue
+            address = self.endpoints[provider].base_url
+            if self.endpoints[provider].kind == "pydantic-ai":
+                provider, _, name = name.partition(":")
+            listed = self._catalogue.provider(provider, address)
             if listed is not None and (window := self._catalogue.context_window(listed, name)) is not None:
                 windows.append(window)
         return min(windows, default=None)
@@ -186,15 +231,16 @@ class _Course:
         prices: Prices,
         request: Request,
         on_delta: OnDelta,
-        on_attempt: OnAttempt | None,
+        tab: Tab,
     ) -> None:
-        self.attempts: list[Attempt] = []
+        self.attempts = tab.attempts
+        self.first = tab.first
+        self._tab = tab
         self._clock = clock
         self._retry = retry
         self._prices = prices
         self._request = request
         self._on_delta = on_delta
-        self._on_attempt = on_attempt
         self._now = asyncio.get_running_loop().time
         self._heard = 0
 
@@ -203,6 +249,8 @@ class _Course:
         tries = 0
         while True:
             tries += 1
+            if self.attempts and not self._tab.covers(self._most(model, self._tokens_in(), self._max_output).micro_usd):
+                raise self._uncovered()
             try:
                 # Only the last candidate is waited for when it is being left alone.
                 async with gate.passed(model, self._retry.longest_retry_after_s if is_last else 0.0):
@@ -225,9 +273,30 @@ class _Course:
             return error.retry_after_s * (1 + chance / 10)
         return min(retry.longest_wait_s, retry.first_wait_s * 2.0 ** (tries - 1)) * (1 + chance) / 2
 
+    def _uncovered(self) -> ModelError:
+        """What was reserved is used up by tries that failed; the reason of the last is what a person wants to know."""
+        failed = self.attempts[-1].error
+        why = f"{failed.message}; " if failed is not None else ""
+        return ModelError("budget", f"{why}what was reserved for the call does not cover another try")
+
+    @property
+    def _max_output(self) -> int:
+        return self._request.max_output_tokens
+
+    def _tokens_in(self) -> int:
+        """What a try may be counted to have read: what was reserved for that, else rather too much."""
+        if self._tab.tokens_in:
+            return self._tab.tokens_in
+        return max(estimate(self._request).tokens_in, tokens(len(msgspec.json.encode(self._request))))
+
+    def _most(self, model: str, tokens_in: int, tokens_out: int) -> Cost:
+        return self._prices.worst_case(model, tokens_in, tokens_out, self._clock.now_us())
+
     async def _try(self, model: str, adapter: Model, gate: Gate) -> Reply:
         self._heard = 0
-        request = msgspec.structs.replace(self._request, model=model.partition(":")[2], attempt=len(self.attempts) + 1)
+        request = msgspec.structs.replace(
+            self._request, model=model.partition(":")[2], attempt=self._tab.tried + len(self.attempts) + 1
+        )
         began = self._now()
         try:
             reply = await adapter.ask(request, self._hear)
@@ -248,12 +317,23 @@ class _Course:
         self._on_delta(delta)
 
     def _settle(self, model: str, usage: Usage, began: float, error: ErrorRecord | None) -> None:
-        cost = self._prices.cost(model, usage, self._clock.now_us())
+        """Puts the try on the tab: as it was billed, or, where nobody said, at the most that it may have cost."""
         latency_us = int((self._now() - began) * 1_000_000)
-        attempt = Attempt(model, usage, cost.micro_usd, latency_us, error, cost.is_guess)
-        self.attempts.append(attempt)
-        if self._on_attempt is not None:
-            self._on_attempt(attempt)
+        if usage.is_estimated:
+            usage = self._at_most(usage, is_lost=error is not None)
+            cost = self._most(model, usage.tokens_in, usage.tokens_out)
+            self.attempts.append(Attempt(model, usage, cost.micro_usd, latency_us, error, cost.is_guess))
+            return
+        cost = self._prices.cost(model, usage, self._clock.now_us())
+        plain = self._prices.cost(model, msgspec.structs.replace(usage, cached_in=0), self._clock.now_us())
+        saved = plain.micro_usd - cost.micro_usd if usage.cached_in else 0
+        self.attempts.append(Attempt(model, usage, cost.micro_usd, latency_us, error, cost.is_guess, saved))
+
+    def _at_most(self, usage: Usage, *, is_lost: bool) -> Usage:
+        """All that the request may count as; of an answer that did not arrive whole, all that it might have been."""
+        tokens_out = max(usage.tokens_out, self._max_output) if is_lost else usage.tokens_out
+        tokens_in = max(usage.tokens_in, self._tokens_in())
+        return msgspec.structs.replace(usage, tokens_in=tokens_in, tokens_out=tokens_out)
 
 
 def _combined(failures: list[ModelError], candidates: tuple[str, ...], attempts: tuple[Attempt, ...]) -> ModelError:
@@ -274,4 +354,4 @@ def _combined(failures: list[ModelError], candidates: tuple[str, ...], attempts:
 
 
 def _home(endpoint: Endpoint) -> Home:
-    return Home(endpoint.base_url, is_free=endpoint.kind in ("scripted", "local"))
+    return Home(endpoint.base_url, endpoint.kind in ("scripted", "local"), endpoint.kind == "pydantic-ai")

@@ -54,7 +54,7 @@ async def converse(http: Http, target: Target, body: bytes, reading: Reading, cl
             error.message = error.message.replace(target.secret, "***")
             error.args = (error.message,)
         raise
-    return _judged(reading.reply(), target.name)
+    return judged(reading.reply(), target.name)
 
 
 async def _receive(exchange: Exchange, reading: Reading, name: str, clock: Clock) -> None:
@@ -99,7 +99,7 @@ async def _whole(exchange: Exchange, reading: Reading, name: str) -> None:
         raise malformed(name, "an answer that cannot be read", data, reading.used()) from None
 
 
-def _judged(reply: Reply, name: str) -> Reply:
+def judged(reply: Reply, name: str) -> Reply:
     """The reply, unless it ends of itself without a word or a call: then the call must be made again."""
     if reply.stop in ("end", "tool_call") and not any(_says_something(part) for part in reply.parts):
         raise ModelError("empty", f"{name} gave an empty answer", usage=reply.usage)

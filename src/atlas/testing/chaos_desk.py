@@ -34,7 +34,7 @@ class Desk:
         vault = FolderVault(site.vault)
         self.ledger = ledger
         self._site = site
-        self._agents = Agents(vault, ledger, WallClock(), vault.config().execution, compile_schema, not_json, {})
+        self._agents = Agents(vault, ledger, WallClock(), vault.config().execution, compile_schema, not_json)
 
     @classmethod
     @asynccontextmanager

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -19,7 +20,7 @@ INTERRUPTED: Final = 130
 
 
 class DriverProcess:
-    """One `atlas up` on a site."""
+    """One `atlas` command that drives, on a site."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path, fault: str) -> None:
         self._process = process
@@ -29,14 +30,13 @@ class DriverProcess:
         self.was_interrupted = False
 
     @classmethod
-    async def start(cls, site: Site, number: int, fault: str, until_idle: bool) -> Self:
+    async def start(cls, site: Site, number: int, words: Sequence[str], fault: str = "") -> Self:
         """Starts one; with `fault`, it strikes itself where that says."""
         log = site.drivers / f"{number}.log"
-        words = ["-m", "atlas", "up", "--vault", str(site.vault), *(["--until-idle"] if until_idle else [])]
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *words,
+                *("-m", "atlas", *words, "--vault", str(site.vault)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

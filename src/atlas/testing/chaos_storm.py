@@ -152,7 +152,8 @@ class Storm:
 
     async def _start(self, fault: str = "", *, until_idle: bool = False) -> DriverProcess:
         self._drivers += 1
-        return await DriverProcess.start(self._site, self._drivers, fault, until_idle)
+        words = ("up", *(["--until-idle"] if until_idle else []))
+        return await DriverProcess.start(self._site, self._drivers, words, fault)
 
     async def _end(self, driver: DriverProcess) -> str:
         """Waits for the driver's end; what killed it, or nothing."""

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from atlas.kernel.model import Asked, Attempt, OnDelta, Part, Reply, Request, Text, ToolCall, ToolResult, Usage
+from atlas.kernel.model import Asked, Attempt, OnDelta, Part, Reply, Request, Tab, Text, ToolCall, ToolResult, Usage
 from atlas.testing.context_finder import UNKNOWN, next_move
 from atlas.testing.context_meter import Meter, count_tokens
 from atlas.testing.context_world import Happening
@@ -67,7 +67,7 @@ class Actor:
         self._documents = root / "documents"
         _write_vault(root, self._documents)
 
-    async def ask(self, choice: str, request: Request, on_delta: OnDelta) -> Asked:
+    async def ask(self, choice: str, request: Request, on_delta: OnDelta, tab: Tab | None = None) -> Asked:
         """The next parts of the script, with usage as a provider would count it."""
         tokens = self.meter.asked(self.turn, request)
         parts = self._script(request)
@@ -75,7 +75,10 @@ class Actor:
         is_calling = any(isinstance(part, ToolCall) for part in parts)
         usage = Usage(tokens, 1 + len(msgspec.json.encode(parts)) // 4)
         reply = Reply(parts, "tool_call" if is_calling else "end", usage, MODEL, is_scripted=True)
-        return Asked(reply, MODEL, (Attempt(MODEL, usage),))
+        attempt = Attempt(MODEL, usage)
+        if tab is not None:
+            tab.attempts.append(attempt)
+        return Asked(reply, MODEL, (attempt,))
 
     def work(self, turn: int, happening: Happening) -> None:
         """The next turn fetches its documents one by one and replies; now and then it takes or closes a note."""

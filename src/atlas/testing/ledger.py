@@ -13,6 +13,7 @@ from types import ModuleType
 
 from atlas.testing import (
     ledger_append,
+    ledger_budget,
     ledger_lease,
     ledger_queue,
     ledger_random,
@@ -30,8 +31,9 @@ def cases(*, can_jump: bool, has_peers: bool, can_lock: bool) -> list[Case]:
     """Every case that a rig can play, by what it can do: let minutes pass at once, open its store twice, lock it."""
     modules: tuple[ModuleType, ...] = (
         *(ledger_lease, ledger_queue, ledger_signal, ledger_submit, ledger_append, ledger_read, ledger_wake),
+        ledger_budget,
     )
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Case)]
-    found += ledger_random.RANDOM_CASES
+    found += [*ledger_budget.RANDOM_BUDGETS, *ledger_random.RANDOM_CASES]
     able = {"": True, "jump": can_jump, "peers": has_peers, "lock": can_lock}
     return [case for case in found if able[case.needs]]

@@ -18,6 +18,8 @@ from atlas.tools.files import list_folder, read_text
 from atlas.tools.tool import Tool, define
 
 MAX_WAIT_S: Final = 60
+NAMES: Final = frozenset({"note", "recall", "read_file", "list_files", "wait"})
+"""Names that no other tool may have."""
 
 
 def note(

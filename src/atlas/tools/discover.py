@@ -1,6 +1,6 @@
 """Which tools an agent has: the built-in ones, those in its folder and those that the vault shares.
 
-    catalogue = await Discovery(host, builtins).catalogue(folders, allow, deny)
+    catalogue = await Discovery(host, builtins).catalogue({folder: None}, allow, deny)
 
 No file of a tool is imported here: the host reads what they declare in a worker. What a folder declares is remembered
 by the content of its files, so that the same files are read once, wherever they lie.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -40,17 +40,20 @@ class Discovery:
         self._declared: dict[str, tuple[ToolDefinition, ...]] = {}
 
     async def catalogue(
-        self, folders: Sequence[str], allow: Iterable[str] | None = None, deny: Iterable[str] = ()
+        self,
+        folders: Mapping[str, Sequence[ToolDefinition] | None],
+        allow: Iterable[str] | None = None,
+        deny: Iterable[str] = (),
     ) -> dict[str, Offer]:
         """The tools of an agent by name, in a stable order. An earlier folder's tool hides a later one's.
 
-        `allow` and `deny` are the contract's, with `*` for any; deny wins. Invalid when a file cannot be read or a tool has a
-        built-in one's name.
+        `folders` come with what their tools declare, or None to look. `allow` and `deny` are the contract's, with `*` for
+        any; deny wins. Invalid when a file cannot be read or a tool has a built-in one's name.
         """
         found = {one.name: Offer(one) for one in self._builtins}
         reserved = frozenset(found)
-        for folder in folders:
-            for definition in await self.declared(folder):
+        for folder, known in folders.items():
+            for definition in await self.declared(folder) if known is None else known:
                 if definition.name in reserved:
                     raise _reserved(definition)
                 found.setdefault(definition.name, Offer(definition, folder))

@@ -22,7 +22,8 @@ from atlas.kernel.batch import placeholders
 from atlas.kernel.errors import Invalid
 from atlas.kernel.event import EffectClass
 from atlas.kernel.model import ToolSpec
-from atlas.kernel.tool import TOOL_ATTRIBUTE, ToolDefinition
+from atlas.kernel.redact import check_name
+from atlas.kernel.tool import SECRETS, TOOL_ATTRIBUTE, ToolDefinition
 from atlas.tools.docstring import parse_docstring
 from atlas.tools.schema import Signature, signature_of
 
@@ -59,6 +60,7 @@ def tool(
     timeout_s: float = ...,
     probe: Callable[..., Any] | None = ...,
     name: str | None = ...,
+    secrets: Iterable[str] = ...,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -70,6 +72,7 @@ def tool(
     timeout_s: float = 30.0,
     probe: Callable[..., Any] | None = None,
     name: str | None = None,
+    secrets: Iterable[str] = (),
 ) -> Any:
     """Marks a function as a tool.
 
@@ -80,6 +83,7 @@ def tool(
         timeout_s: how long a call may take.
         probe: finds out whether a call happened: takes the same arguments, returns `Done(result)` or None.
         name: as the model sees it; the function's own name when left out.
+        secrets: names of secrets that a call needs; a parameter `secrets: dict[str, str]` gets their values.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,6 +95,7 @@ def tool(
             timeout_s=timeout_s,
             probe=probe,
             name=name,
+            secrets=secrets,
         )
         setattr(function, TOOL_ATTRIBUTE, made)
         return function
@@ -107,13 +112,14 @@ def define(
     timeout_s: float = 30.0,
     probe: Callable[..., Any] | None = None,
     name: str | None = None,
+    secrets: Iterable[str] = (),
     hidden: tuple[str, ...] = (),
 ) -> Tool:
     """The tool that `function` makes; Invalid, with the place, when a model could not use it.
 
     `hidden` parameters are not offered to the model: whoever calls the function gives them.
     """
-    if not inspect.isfunction(function):
+    if not (inspect.isfunction(function) or inspect.ismethod(function)):
         raise Invalid(
             f"@tool marks a function, not a {type(function).__name__}",
             hint='Write @tool or @tool(effect="read_only") on the line above `def`.',
@@ -122,6 +128,9 @@ def define(
     where = _where(function)
     named = function.__name__ if name is None else name
     _check_declared(named, effect, timeout_s, probe, where)
+    needed = _secrets(function, secrets, where)
+    if needed:
+        hidden = (*hidden, SECRETS)
     written = parse_docstring(function.__doc__)
     signature = signature_of(function, written.parameters, where, hidden)
     declared, computed = None, None
@@ -139,6 +148,7 @@ def define(
         has_probe=probe is not None,
         digest=_digest(function),
         where=where,
+        secrets=needed,
     )
     return Tool(definition, function, signature, probe, computed)
 
@@ -168,6 +178,24 @@ def _declared(resources: Iterable[str], signature: Signature, where: str) -> tup
                 code="tool_declaration",
             )
     return found
+
+
+def _secrets(function: Callable[..., Any], names: Iterable[str], where: str) -> tuple[str, ...]:
+    """The names of the secrets that it declares and has a parameter for."""
+    needed = (names,) if isinstance(names, str) else tuple(names)
+    try:
+        for name in needed:
+            check_name(name)
+    except Invalid as error:
+        raise Invalid(error.message, hint=error.hint, where=where, code="tool_declaration") from None
+    if needed and SECRETS not in inspect.signature(function).parameters:
+        raise Invalid(
+            f"{function.__name__} declares secrets and has no parameter for them",
+            hint="Add the parameter `secrets: dict[str, str]`; the model does not see it.",
+            where=where,
+            code="tool_declaration",
+        )
+    return needed
 
 
 def _where(function: Callable[..., Any]) -> str:

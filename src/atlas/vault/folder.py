@@ -17,7 +17,7 @@ import msgspec
 from atlas.kernel.config import Config
 from atlas.kernel.contract import AgentFile, Contract, Finding
 from atlas.kernel.errors import Invalid, NotFound, Problem, Unavailable
-from atlas.kernel.port import Snapshot
+from atlas.kernel.port import SHARED, Snapshot
 from atlas.vault.atomic import write_file
 from atlas.vault.load import load
 from atlas.vault.snapshot import content_hash, pinned_files, read_pinned, safe_parts, snapshot_digest
@@ -27,6 +27,7 @@ from atlas.vault.suggest import did_you_mean
 CONFIG_FILE = "atlas.config.yaml"
 CONTRACT_FILE = "agent.yaml"
 RUNTIME_FOLDER = ".atlas"
+TOOLS_FOLDER = "tools"
 
 
 def find_vault(explicit: str | Path | None, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:
@@ -75,9 +76,12 @@ class FolderVault:
         return _load_contract(self._folder(name), name)
 
     def snapshot(self, name: str) -> Snapshot:
-        """What a run of the agent would pin now; Invalid when its contract is."""
+        """What a run of the agent would pin now, the vault's own tools included; Invalid when its contract is."""
         folder = self._folder(name)
         files = pinned_files(folder)
+        shared = self._shared()
+        if shared and _load_contract(folder, name).runtime == "prompt":
+            files = _with_shared(files, shared, folder)
         digest = snapshot_digest(files)
         if not self._place_of(digest).is_dir():
             # A placed snapshot had a valid contract. A new one is checked here, where problems show the file that
@@ -87,6 +91,9 @@ class FolderVault:
 
     def read(self, name: str, path: str) -> bytes:
         """One file of an agent's snapshot."""
+        shared = path.removeprefix(f"{SHARED}/{TOOLS_FOLDER}/")
+        if shared != path:
+            return read_pinned(self.root / TOOLS_FOLDER, shared, live=frozenset())
         return read_pinned(self._folder(name), path)
 
     def placed(self, digest: str) -> str | None:
@@ -153,8 +160,16 @@ class FolderVault:
         self._require_inside(folder / CONTRACT_FILE)
         return folder
 
+    def _shared(self) -> dict[str, str]:
+        """The files of the tools that the vault shares with its prompt agents, by their path below `tools`."""
+        folder = self.root / TOOLS_FOLDER
+        if not folder.is_dir():
+            return {}
+        self._require_inside(folder)
+        return pinned_files(folder, live=frozenset())
+
     def _require_inside(self, path: Path) -> None:
-        if not path.resolve().is_relative_to(self.root.resolve()):
+        if not f"{os.path.realpath(path)}{os.sep}".startswith(f"{os.path.realpath(self.root)}{os.sep}"):
             raise Invalid(f"{path} is a link that leads out of the vault", code="unsafe_path")
 
     def _place_of(self, digest: str) -> Path:
@@ -190,6 +205,16 @@ def _load_contract(folder: Path, name: str | None) -> Contract:
     contract = load(_read_text(path), AgentFile, path=str(path), rules=rules).agent
     runtime = contract.runtime or ("python" if has_code else "prompt")
     return msgspec.structs.replace(contract, runtime=runtime)
+
+
+def _with_shared(files: dict[str, str], shared: dict[str, str], folder: Path) -> dict[str, str]:
+    if any(path.startswith(f"{SHARED}/") for path in files):
+        raise Invalid(
+            f"{folder / SHARED} has a name that is kept for what the vault shares",
+            hint="Rename that folder.",
+            code="snapshot_name",
+        )
+    return {**files, **{f"{SHARED}/{TOOLS_FOLDER}/{path}": digest for path, digest in shared.items()}}
 
 
 def _folder_findings(contract: Contract, name: str | None, has_code: bool) -> Iterable[Finding]:

@@ -17,11 +17,15 @@ import msgspec
 
 from atlas.kernel.config import Config
 from atlas.kernel.contract import AgentFile
+from atlas.kernel.mandate import MandateFile
+from atlas.kernel.rule import PolicyPart
 from atlas.vault.schema import DIALECT
 
 SCHEMAS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "agent.schema.json": (AgentFile, "Atlas agent contract (agents/<name>/agent.yaml)"),
     "atlas.config.schema.json": (Config, "Atlas platform configuration (atlas.config.yaml)"),
+    "policy.schema.json": (PolicyPart, "Atlas policy (policy.yaml of a vault or a project)"),
+    "mandates.schema.json": (MandateFile, "Atlas mandates (mandates.yaml of a vault or an agent)"),
 }
 
 

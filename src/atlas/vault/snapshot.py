@@ -24,13 +24,13 @@ LIVE = frozenset({"evals", "goal.md", "inbox", "journal", "log", "mandates.yaml"
 """Names at the top of an agent's folder that people and the runtime keep writing."""
 
 
-def pinned_files(folder: Path) -> dict[str, str]:
-    """Relative path -> SHA-256 of every file that a run pins, in the order of the paths."""
+def pinned_files(folder: Path, live: frozenset[str] = LIVE) -> dict[str, str]:
+    """Relative path -> SHA-256 of every file that a run pins, in the order of the paths; all but the `live` ones."""
     total = 0
     found: dict[str, Path] = {}
     try:
         real = folder.resolve(strict=True)
-        for path, file, size in _walk(real, real, depth=1):
+        for path, file, size in _walk(real, real, live):
             found[path] = file
             total += size
             if len(found) > MAX_FILES:
@@ -52,10 +52,10 @@ def content_hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_pinned(folder: Path, path: str) -> bytes:
+def read_pinned(folder: Path, path: str, live: frozenset[str] = LIVE) -> bytes:
     """The bytes of one file that `pinned_files` lists."""
     parts = safe_parts(path)
-    if parts[0] in LIVE or any(_is_ignored(part) for part in parts):
+    if parts[0] in live or any(_is_ignored(part) for part in parts):
         raise NotFound(f"{path} is not part of the agent's snapshot")
     try:
         real = folder.resolve(strict=True)
@@ -72,17 +72,17 @@ def safe_parts(path: str) -> tuple[str, ...]:
     return parts
 
 
-def _walk(folder: Path, root: Path, depth: int) -> Iterator[tuple[str, Path, int]]:
+def _walk(folder: Path, root: Path, live: frozenset[str], depth: int = 1) -> Iterator[tuple[str, Path, int]]:
     """Relative path, real place and size of each file; the order is that of the disk."""
     if depth > MAX_DEPTH:
         raise _refused("snapshot_too_deep", f"an agent's folders are at most {MAX_DEPTH} deep", folder)
     with os.scandir(folder) as entries:
         for entry in entries:
-            if _is_ignored(entry.name) or (depth == 1 and entry.name in LIVE):
+            if _is_ignored(entry.name) or (depth == 1 and entry.name in live):
                 continue
             here = Path(entry.path)
             if entry.is_dir(follow_symlinks=False):
-                yield from _walk(here, root, depth + 1)
+                yield from _walk(here, root, live, depth + 1)
             elif entry.is_symlink():
                 yield _relative(here, root), _inside(root, here), entry.stat().st_size
             elif entry.is_file():

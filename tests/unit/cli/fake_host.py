@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ import msgspec
 
 from atlas.control.delta import Deltas
 from atlas.control.report import InboxEntry, ReplayReport, RunReport, Tokens, VerifyReport
+from atlas.kernel.budget import Warned
 from atlas.kernel.config import Config
-from atlas.kernel.errors import AtlasError, NotFound
+from atlas.kernel.errors import AtlasError, Conflict, NotFound
 from atlas.kernel.event import NO_SPEND, Body, Event, draft
 from atlas.kernel.run import RunPage, RunQuery, RunRow, RunState, Submitted
+from atlas.testing.secrets import MemorySecrets
 
 S = 1_000_000
 NOW_US = 1_800_000_000 * S
@@ -91,6 +93,9 @@ class FakeLedger:
     async def events(self, run_id: str, *, after: int = 0, limit: int = 0) -> list[Event]:
         return [event for event in self.stored[run_id] if event.seq > after]
 
+    async def warned(self, since_us: int = 0) -> list[Warned]:
+        return [one for one in self.host.alerts if one.at_us >= since_us]
+
     async def run(self, run_id: str) -> RunRow:
         return self.host.rows[run_id]
 
@@ -130,6 +135,7 @@ class FakeHost:
         self.reports: dict[str, RunReport] = {}
         self.entries: list[InboxEntry] = []
         self.asked: list[tuple[object, ...]] = []
+        self.alerts: list[Warned] = []
         self.ledger = FakeLedger(self)
         self.clock = FakeClock()
         self.deltas = Deltas()
@@ -137,6 +143,8 @@ class FakeHost:
         self.config = Config()
         self.in_hand = 0
         self.error: BaseException | None = None
+        self.late_for: set[str] = set()
+        self.more: dict[str, object] = {}
         self.next_page = ""
         self.verdict = VerifyReport(1, 4, 0, True, ())
         self.replayed = ReplayReport("run_1", 3, True, (), "identical")
@@ -184,11 +192,17 @@ class FakeHost:
         self.asked.append(("runs", query))
         return RunPage(tuple(self.rows.values()), self.next_page)
 
-    async def inbox(self) -> list[InboxEntry]:
+    async def inbox(self, principal: str = "owner") -> list[InboxEntry]:
         return self.entries
 
-    async def answer(self, run_id: str, effect: str, approved: bool, reason: str = "") -> None:
-        self.asked.append(("answer", run_id, effect, approved, reason))
+    async def answer(
+        self, run_id: str, effect: str, approved: bool, reason: str = "", principal: str = "owner", **more: object
+    ) -> None:
+        if effect in self.late_for:
+            raise Conflict("this was answered already", code="already_answered")
+        self.more = more
+        who = () if principal == "owner" else (principal,)
+        self.asked.append(("answer", run_id, effect, approved, reason, *who))
 
     async def resolve(self, run_id: str, effect: str, resolution: str, result: bytes | None, reason: str = "") -> None:
         self.asked.append(("resolve", run_id, effect, resolution, result, reason))
@@ -219,11 +233,19 @@ class FakeProgram:
         self.opened: list[str | None] = []
         self.trouble: AtlasError | OSError | None = None
         self.missing: AtlasError | None = None
+        self.kept = MemorySecrets()
+
+    def secrets(self, vault: str | None) -> MemorySecrets:
+        self.vault_path(vault)
+        return self.kept
 
     def vault_path(self, vault: str | None) -> Path:
         if self.missing is not None:
             raise self.missing
         return self.folder
+
+    def read_files(self, paths: Sequence[str]) -> list[tuple[str, bytes]]:
+        return [(path, b"content") for path in paths]
 
     @asynccontextmanager
     async def open(self, vault: str | None) -> AsyncIterator[FakeHost]:

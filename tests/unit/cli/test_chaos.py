@@ -21,8 +21,8 @@ class Report(msgspec.Struct, frozen=True):
 class Storm(ModuleType):
     """Stands in for the part that kills."""
 
-    def __init__(self, report: Report) -> None:
-        super().__init__("atlas.testing.chaos")
+    def __init__(self, name: str, report: Report) -> None:
+        super().__init__(name)
         self.answer = report
         self.asked: dict[str, Any] = {}
 
@@ -32,9 +32,9 @@ class Storm(ModuleType):
         return self.answer
 
 
-def storm(monkeypatch: pytest.MonkeyPatch, ok: bool) -> Storm:
-    made = Storm(Report(ok, {"intent.durable": 2}, ("sqlite", "postgres")))
-    monkeypatch.setitem(sys.modules, "atlas.testing.chaos", made)
+def storm(monkeypatch: pytest.MonkeyPatch, ok: bool, name: str = "atlas.testing.chaos") -> Storm:
+    made = Storm(name, Report(ok, {"intent.durable": 2}, ("sqlite", "postgres")))
+    monkeypatch.setitem(sys.modules, name, made)
     return made
 
 
@@ -58,3 +58,9 @@ def test_a_broken_promise_is_exit_code_5(atlas: Any, monkeypatch: pytest.MonkeyP
     result = atlas("chaos", "--json")
     assert result.exit_code == 5
     assert json.loads(result.stdout)["ok"] is False
+
+
+def test_prompt_runs_have_a_storm_of_their_own(atlas: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = storm(monkeypatch, True, "atlas.testing.chaos_prompt")
+    assert atlas("chaos", "--prompt", "--kills", "7", "--every", "9").exit_code == 0
+    assert made.asked == {"kills": 7, "seed": None, "stride": 9}

@@ -131,6 +131,86 @@ def test_an_answer_with_run_drives_on_and_prints_the_result(atlas: Any, host: An
     assert json.loads(atlas("approve", RUN, "--run", "--json").stdout)["output"] == "sent"
 
 
+def test_questions_of_one_tree_are_shown_under_one_head(atlas: Any, host: Any) -> None:
+    below = msgspec.structs.replace(entry(OTHER, "e3"), root_run_id=RUN)
+    mine = [msgspec.structs.replace(one, root_run_id=RUN) for one in (entry(RUN, "e1"), entry(RUN, "e2"))]
+    host.entries = [*mine, below]
+    text = atlas("inbox").stdout
+    assert text.count("asks 3 things") == 1
+    assert f"approve {RUN[:20]} --all" in text
+    host.entries = [mine[0]]
+    assert "asks" not in atlas("inbox").stdout
+
+
+def test_the_inbox_says_why_for_whom_until_when_and_who_else_must_look(atlas: Any, host: Any) -> None:
+    now_us = host.clock.now_us()
+    host.entries = [
+        msgspec.structs.replace(
+            entry(RUN, "e1"),
+            principal="bob",
+            rule="mail",
+            layer="vault",
+            cost_usd=0.25,
+            expires_us=now_us + 3_600_000_000,
+            second_person=True,
+            escalated_to="lead",
+        )
+    ]
+    text = atlas("inbox").stdout
+    for words in (
+        "(vault: mail)",
+        "for bob",
+        "cost so far $0.25",
+        "expires in 1h",
+        "second person",
+        "passed on to lead",
+    ):
+        assert words in text
+    [item] = json.loads(atlas("inbox", "--json").stdout)["items"]
+    assert (item["rule"], item["layer"], item["principal"]) == ("mail", "vault", "bob")
+    assert (item["cost_usd"], item["second_person"], item["escalated_to"]) == (0.25, True, "lead")
+    host.entries = [msgspec.structs.replace(host.entries[0], expires_us=now_us - 1)]
+    assert "expired" in atlas("inbox").stdout
+
+
+def test_all_that_a_run_asks_is_answered_at_once_and_what_was_answered_meanwhile_is_told(atlas: Any, host: Any) -> None:
+    host.entries = [entry(RUN, "e1"), entry(RUN, "e2"), entry(RUN, "e3", "doubt")]
+    result = atlas("approve", RUN, "--all", "--remember", "run", "--json")
+    assert result.exit_code == 0
+    assert [one["effect"] for one in json.loads(result.stdout)["answered"]] == ["e1", "e2"]
+    assert [asked[2] for asked in host.asked if asked[0] == "answer"] == ["e1", "e2"]
+    host.late_for = {"e1"}
+    result = atlas("deny", RUN, "--all", "--reason", "no", "--json")
+    assert result.exit_code == 2
+    said = json.loads(result.stdout)
+    assert [one["effect"] for one in said["answered"]] == ["e2"]
+    assert [one["error"]["code"] for one in said["failed"]] == ["already_answered"]
+    assert "not answered: send" in atlas("deny", RUN, "--all").stderr
+    assert atlas("approve", RUN, "e1", "--all").exit_code == 2
+    assert atlas("approve", RUN, "--all", "--args", "{}").exit_code == 2
+
+
+def test_other_arguments_are_given_as_json_and_anything_else_answers_nothing(atlas: Any, host: Any) -> None:
+    assert atlas("approve", RUN, "--args", '{"to": "bob"}').exit_code == 0
+    assert host.more == {"args": b'{"to":"bob"}'}
+    host.asked.clear()
+    assert atlas("approve", RUN, "--args", "{to: bob}").exit_code == 2
+    assert host.asked == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("approve", RUN), ("deny", RUN), ("approve", RUN, "--all"), ("inbox", "done", RUN), ("inbox", "abandon", RUN)],
+)
+def test_whoever_acts_in_a_runs_name_answers_nothing(
+    atlas: Any, program: Any, host: Any, words: tuple[str, ...]
+) -> None:
+    program.environ = {"ATLAS_RUN_ID": "-"}
+    result = atlas(*words)
+    assert (result.exit_code, "error[inside_a_run]" in result.stderr) == (3, True)
+    assert (host.asked, program.opened) == ([], [])
+
+
 def test_cancel_says_where_the_run_stands(atlas: Any, host: Any) -> None:
     result = atlas("cancel", RUN, "--reason", "wrong")
     assert (result.exit_code, "cancelled" in result.stdout) == (0, True)

@@ -34,7 +34,10 @@ COMMANDS = dict(every_command())
 
 
 def test_the_commands_are_those_that_were_promised() -> None:
-    promised = "new run runs show trace replay fork cancel inbox approve deny verify doctor chaos bench up completion"
+    promised = (
+        "new run chat runs show trace replay fork cancel inbox approve deny verify doctor chaos bench up completion models "
+        "policy budget mandate secrets grants costs"
+    )
     assert set(ENTRIES) == set(promised.split())
 
 

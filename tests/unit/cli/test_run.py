@@ -57,6 +57,14 @@ def test_options_reach_the_use_case(atlas: Any, host: Any) -> None:
     assert submitted(host)[1] == {"session_id": "ses_1", "key": "k", "priority": 7, "unattended": True}
 
 
+def test_files_reach_the_use_case_in_order_and_need_no_words(atlas: Any, host: Any) -> None:
+    atlas("run", "writer", "--file", "b.png", "--file", "a.txt", "--detach")
+    value, options = submitted(host)
+    assert value == {}
+    assert options["files"] == [("b.png", b"content"), ("a.txt", b"content")]
+    assert options["detached"] is True
+
+
 @pytest.mark.parametrize(
     "value, where",
     [('{"a": 1,}', "--input:1:9"), ("", "--input:1:1"), ('{"a":\n  NaN}', "--input:2:3"), ('"\\ud800"', "--input:1:2")],

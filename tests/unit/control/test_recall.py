@@ -92,7 +92,8 @@ class Recorder:
         bodies: list[Body] = [RunEnded("succeeded")]
         if row.turn:
             before = await session_before(self.ledger, row.session_id, row.turn)
-            done = await done_of(self.ledger, row.turn, await load(self.ledger, row.run_id), "succeeded")
+            told = await load(self.ledger, row.run_id)
+            done = await done_of(self.ledger, row.turn, told.state.created, told.answers, "succeeded")
             raw = msgspec.Raw(msgspec.json.encode(close(before, done)))
             bodies.insert(0, TurnClosed(row.turn, title_of(done), Payload(raw)))
         await self.write(*bodies, state="succeeded")

@@ -171,7 +171,7 @@ def test_the_configuration_has_all_its_defaults() -> None:
     execution = config.execution
     assert (execution.max_spawn_depth, execution.max_concurrent_agents) == (5, 20)
     assert (execution.timeouts.chain, execution.timeouts.agent) == (300, 60)
-    assert execution.resource_budget.max_tokens_per_chain == 100_000
+    assert execution.resource_budget.max_tokens_per_chain is None
     assert (execution.circuit_breaker.failure_threshold, execution.circuit_breaker.recovery_timeout) == (3, 30)
     assert (execution.max_children_per_run, execution.max_runs_per_tree) == (100, 1000)
     assert execution.max_spawns_per_minute == 600

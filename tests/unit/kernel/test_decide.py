@@ -10,19 +10,11 @@ from atlas.kernel.code import CallMade, Finished
 from atlas.kernel.decide import (
     MAX_FRUITLESS_ATTEMPTS,
     RECALL_PATIENCE_US,
-    Ask,
     CancelCode,
     Doubt,
     End,
-    Examine,
-    Intend,
     Park,
-    Refuse,
-    Reject,
-    Rejoin,
-    Repeat,
     Retry,
-    Spawn,
     StartCode,
     WakeAt,
     decide,
@@ -43,6 +35,7 @@ from atlas.kernel.event import (
     RunEnded,
     RunParked,
 )
+from atlas.kernel.gate import Ask, Examine, Intend, Refuse, Reject, Rejoin, Repeat
 from atlas.kernel.state import State, apply, initial
 
 NOW = 1_000_000_000
@@ -249,7 +242,7 @@ def test_spawning_needs_permission_depth_and_width() -> None:
         running(may_spawn=True, limits=Limits(children=2)),
         *(call(f"spawn:b:{n}", id=n, kind="spawn", name="b") for n in range(4)),
     )
-    assert [type(command) for command in acts(wide)] == [Spawn, Spawn, Refuse, Refuse]
+    assert [type(command) for command in acts(wide)] == [Intend, Intend, Refuse, Refuse]
 
 
 def test_children_that_are_being_started_count_as_width() -> None:

@@ -79,8 +79,9 @@ def test_a_name_that_nobody_has_is_refused_with_the_providers(name: str) -> None
 
 def test_environment_defines_both_providers() -> None:
     found = endpoints(Models(), {}, {**ENVIRON, "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"})
-    assert found["openai"] == Endpoint("openai", "openai", "http://127.0.0.1:9/v1", "sk-env")
-    assert found["anthropic"] == Endpoint("anthropic", "anthropic", "https://api.anthropic.com", "ak-env")
+    here = "environment"
+    assert found["openai"] == Endpoint("openai", "openai", "http://127.0.0.1:9/v1", "sk-env", source=here)
+    assert found["anthropic"] == Endpoint("anthropic", "anthropic", "https://api.anthropic.com", "ak-env", source=here)
     assert endpoints(Models(), {}, {}) == {}
     assert list(endpoints(Models(), {}, {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9"})) == ["anthropic"]
 

@@ -15,7 +15,7 @@ import pytest
 from atlas.kernel.config import Models, Price, Provider
 from atlas.kernel.contract import Tiers
 from atlas.kernel.errors import Invalid
-from atlas.kernel.model import Attempt, Delta, ModelError, ModelErrorKind, OnDelta, Reply, Request, Text, Usage
+from atlas.kernel.model import Attempt, Delta, ModelError, ModelErrorKind, OnDelta, Reply, Request, Tab, Text, Usage
 from atlas.models.price import Cost
 from atlas.models.router import Retry, Router
 from atlas.models.scripted import script_from
@@ -229,21 +229,67 @@ def test_a_cancelled_call_is_accounted_for_and_frees_its_place() -> None:
 
     async def run(router: Router) -> None:
         for _ in range(3):
+            tab = Tab()
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.02):
-                    await router.ask("fast", REQUEST, lambda delta: None, attempts.append)
+                    await router.ask("fast", REQUEST, lambda delta: None, tab)
+            attempts.extend(tab.attempts)
 
     in_loop(run, a=Playing("hang"))
     assert [attempt.error.code for attempt in attempts if attempt.error] == ["cancelled"] * 3
-    # "hello" was sent and "some" was heard, three bytes to a token, one and ten dollars a million.
-    assert {(attempt.usage, attempt.cost_micro_usd) for attempt in attempts} == {(Usage(2, 2, is_estimated=True), 22)}
+    # The request was sent, frame and all, and nobody knows how much of the answer the provider had made: all it might.
+    used = Usage(-(-len(msgspec.json.encode(REQUEST)) // 3), REQUEST.max_output_tokens, is_estimated=True)
+    cost = used.tokens_in + 10 * used.tokens_out
+    assert {(attempt.usage, attempt.cost_micro_usd) for attempt in attempts} == {(used, cost)}
     assert all(10_000 < attempt.latency_us < 1_000_000 for attempt in attempts)
 
 
-def test_every_attempt_is_heard_of_as_it_ends() -> None:
-    attempts: list[Attempt] = []
-    found = ask(build(a=Playing(failure("server"), "yes")), on_attempt=attempts.append)
-    assert tuple(attempts) == found.attempts
+def test_every_attempt_is_on_the_tab() -> None:
+    tab = Tab()
+    found = ask(build(a=Playing(failure("server"), "yes")), tab=tab)
+    assert tuple(tab.attempts) == found.attempts
+
+
+def test_a_try_that_was_billed_is_not_repeated_beyond_what_was_reserved() -> None:
+    cut = ModelError("connection", "cut", usage=Usage(2, 1, is_estimated=True))
+    a, tab = Playing(cut, "yes"), Tab(50_000)
+    with pytest.raises(ModelError) as caught:
+        ask(build(a=a), tab=tab)
+    assert (caught.value.kind, len(a.requests)) == ("budget", 1)
+    assert caught.value.message.startswith("cut; ")
+    assert caught.value.attempts == tuple(tab.attempts)
+    assert tab.is_estimated
+
+
+def test_a_try_that_cost_nothing_is_repeated_within_what_was_reserved() -> None:
+    assert ask(build(a=Playing(failure("server"), "yes")), tab=Tab(50_000)).reply.parts == (Text("yes"),)
+
+
+def test_a_lost_try_is_counted_at_no_less_than_what_was_reserved_for_reading() -> None:
+    cut = ModelError("connection", "cut", usage=Usage(2, 1, is_estimated=True))
+    tab = Tab(50_000, 7_000)
+    with pytest.raises(ModelError):
+        ask(build(a=Playing(cut, "yes")), tab=tab)
+    (attempt,) = tab.attempts
+    assert attempt.usage == Usage(7_000, REQUEST.max_output_tokens, is_estimated=True)
+    assert attempt.cost_micro_usd == 7_000 + 10 * REQUEST.max_output_tokens
+
+
+def test_what_a_provider_says_beyond_the_reservation_is_counted_even_when_its_answer_is_cut() -> None:
+    cut = ModelError("connection", "cut", usage=Usage(9_000, 5_000, is_estimated=True))
+    tab = Tab(50_000, 7_000)
+    with pytest.raises(ModelError):
+        ask(build(a=Playing(cut, "yes")), tab=tab)
+    assert tab.attempts[0].usage == Usage(9_000, 5_000, is_estimated=True)
+
+
+def test_after_a_lost_question_the_next_candidate_is_asked_first() -> None:
+    models = {"a": Playing("from a"), "b": Playing("from b")}
+    answers = [ask(build(**models), tab=Tab(first=first)).model for first in range(3)]
+    assert answers == ["a:m", "b:m", "a:m"]
+    b = Playing(failure("auth"))
+    assert ask(build(a=Playing("from a"), b=b), tab=Tab(first=1)).model == "a:m"
+    assert len(b.requests) == 1
 
 
 def test_an_error_of_the_listener_is_not_taken_for_one_of_the_provider() -> None:
@@ -318,7 +364,7 @@ def test_a_kind_that_is_not_installed_is_passed_over() -> None:
         config, clock=FakeClock(), load_blob=Loads(), load_script=lambda path: script_from({"replies": [{"text": "x"}]})
     )
     assert ask(router).model == "demo:one"
-    with pytest.raises(ModelError, match="of kind local"):
+    with pytest.raises(ModelError, match=r"not installed|not in"):
         ask(router, "a:m")
 
 

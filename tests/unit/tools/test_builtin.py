@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atlas.kernel.batch import claim, conflicts
 from atlas.kernel.tool import ToolOutcome
-from atlas.tools.builtin import BuiltIns
+from atlas.tools.builtin import NAMES, BuiltIns
 from atlas.tools.files import MAX_CHARACTERS, MAX_ENTRIES
 from atlas.vault.validate import compile_schema
 
@@ -146,3 +146,7 @@ def test_declarations_are_sound() -> None:
 def test_no_path_raises_or_leads_out(agent: Path, path: str) -> None:
     for name in ("read_file", "list_files"):
         assert "the secret" not in call(agent, name, path=path).text
+
+
+def test_the_names_that_are_kept_are_those_of_the_built_in_tools() -> None:
+    assert {one.name for one in BuiltIns().definitions} == NAMES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 
 import click
 
@@ -16,6 +17,7 @@ from atlas.cli.terminal import Terminal, pass_terminal
     atlas chaos --kills 20
     atlas chaos --kills 200 --ledger sqlite --json
     atlas chaos --kills 20 --seed 7
+    atlas chaos --prompt --kills 200
     """,
 )
 @click.option(
@@ -34,31 +36,51 @@ from atlas.cli.terminal import Terminal, pass_terminal
     help="Which store to do it on.",
 )
 @click.option("--seed", type=int, metavar="N", help="Make the choices of an earlier storm again.")
+@click.option("--prompt", "is_prompt", is_flag=True, help="Kill prompt agents at every commit, then at random.")
+@click.option(
+    "--every",
+    type=click.IntRange(1, 100),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="With --prompt: kill at every N-th commit only.",
+)
 @pass_terminal
-def chaos(terminal: Terminal, kills: int, ledger: str, seed: int | None) -> int:
+def chaos(terminal: Terminal, kills: int, ledger: str, seed: int | None, is_prompt: bool, every: int) -> int:
     """Kill drivers and workers on purpose and count the damage.
 
     Drives an agent whose effects append to a file outside its vault, kills processes at random moments and at every
     named boundary, and compares the file with the record: effects lost, effects done twice, effects in doubt that should
     not be. Works in a temporary folder and touches no vault of yours. Exit code 5 when anything is wrong.
+
+    With --prompt the agents are prompt agents with ten steps of tools, on SQLite, against a model provider on this
+    machine: besides their effects, what that provider was asked is compared, byte for byte, and every run is replayed
+    with the network refused.
     """
-    from importlib import import_module
-
     from atlas.cli.failure import DONE, FAILED
-    from atlas.kernel.errors import Unavailable
 
-    try:
-        module = import_module("atlas.testing.chaos")
-    except ModuleNotFoundError as error:
-        raise Unavailable(
-            f"the part that does this cannot be loaded: {error}", hint="Install atlas-agents again."
-        ) from None
-    report = module.main(kills=kills, ledger=ledger, seed=seed, report=terminal.note)
+    if is_prompt:
+        report = _storm("chaos_prompt").main(kills=kills, seed=seed, report=terminal.note, stride=every)
+    else:
+        report = _storm("chaos").main(kills=kills, ledger=ledger, seed=seed, report=terminal.note)
     if terminal.is_json:
         terminal.emit(report)
     else:
         _print(terminal, report)
     return DONE if report.ok else FAILED
+
+
+def _storm(name: str) -> ModuleType:
+    from importlib import import_module
+
+    from atlas.kernel.errors import Unavailable
+
+    try:
+        return import_module(f"atlas.testing.{name}")
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"the part that does this cannot be loaded: {error}", hint="Install atlas-agents again."
+        ) from None
 
 
 def _print(terminal: Terminal, report: object) -> None:

@@ -9,6 +9,8 @@ import click
 from atlas.cli.command import command, not_empty
 from atlas.cli.terminal import Terminal, pass_terminal
 
+USD = click.FloatRange(0, 1e9)
+
 
 def complete_agent(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Agents of the vault, read from its folders alone so that the shell need not wait."""
@@ -28,12 +30,21 @@ def complete_agent(ctx: click.Context, param: click.Parameter, incomplete: str) 
     atlas run summarizer "Some words to shorten."
     atlas run summarizer --input '{"text": "Some words.", "max_length": 3}'
     atlas run report --input @day.json --key 2026-11-03
+    atlas run advisor "What is this?" --file picture.png --file notes.txt
+    atlas run advisor "Once more." --budget 0.50
     curl -s example.org/data.json | atlas run report --input - --json
     """,
 )
 @click.argument("agent", shell_complete=complete_agent)
 @click.argument("text", required=False)
 @click.option("--input", "input_", metavar="JSON|@FILE|-", help="The input as JSON, in a file, or from standard input.")
+@click.option(
+    "--file",
+    "files",
+    metavar="PATH",
+    multiple=True,
+    help="Show a prompt agent this picture, PDF or text; may be given several times.",
+)
 @click.option("--session", metavar="ID", default="", callback=not_empty, help="Add a turn to this session.")
 @click.option(
     "--key",
@@ -44,6 +55,23 @@ def complete_agent(ctx: click.Context, param: click.Parameter, incomplete: str) 
 )
 @click.option("--detach", is_flag=True, help="Queue the run and return at once; 'atlas up' drives it.")
 @click.option("--quiet", "-q", "is_quiet", is_flag=True, help="Print only the result, errors and questions.")
+@click.option("--as", "principal", metavar="WHO", default="owner", show_default=True, help="Who is asking.")
+@click.option(
+    "--allow", "allow", metavar="TOOL", multiple=True, help="Use only this tool, or those that fit; repeatable."
+)
+@click.option(
+    "--deny", "deny", metavar="TOOL", multiple=True, help="Do not use this tool, nor those that fit; repeatable."
+)
+@click.option(
+    "--budget",
+    type=USD,
+    metavar="USD",
+    help="What the run and all it spawns may cost, where no smaller cap is written.",
+)
+@click.option("--critical", type=USD, metavar="USD", help="Raise every cap on money by this for the run; needs --why.")
+@click.option(
+    "--why", metavar="TEXT", default="", callback=not_empty, help="Why it is critical; recorded with your name."
+)
 @click.option("--unattended", is_flag=True, help="Nobody is there to ask: refuse what needs a person's approval.")
 @click.option(
     "--priority",
@@ -59,12 +87,19 @@ def run(
     agent: str,
     text: str | None,
     input_: str | None,
+    files: tuple[str, ...],
     session: str,
     key: str,
     detach: bool,
     is_quiet: bool,
     unattended: bool,
     priority: int,
+    principal: str,
+    allow: tuple[str, ...],
+    deny: tuple[str, ...],
+    budget: float | None,
+    critical: float | None,
+    why: str,
 ) -> int:
     """Run an agent and print what it returns.
 
@@ -81,7 +116,26 @@ def run(
     terminal.program.vault_path(terminal.vault)  # nobody should type or pipe an input for a vault that is not there
     value: Any = text_value(text) if text is not None else read_value(input_, "--input") if input_ is not None else {}
     options: dict[str, Any] = {"session_id": session, "key": key, "priority": priority, "unattended": unattended}
+    if principal != "owner":
+        options["principal"] = principal
+    if allow:
+        options["allow"] = allow
+    if deny:
+        options["deny"] = deny
+    options |= _money(budget, critical, why)
+    if files:
+        options["files"] = terminal.program.read_files(files)
+    if detach:
+        options["detached"] = True
     return terminal.run(_run(terminal, agent, value, options, detach, is_quiet))
+
+
+def _money(budget: float | None, critical: float | None, why: str) -> dict[str, Any]:
+    """What the run may cost, as far as anything was said about it."""
+    if bool(critical) != bool(why.strip()):
+        raise click.UsageError("--critical USD and --why TEXT belong together.", click.get_current_context())
+    given: dict[str, Any] = {} if budget is None else {"budget_usd": budget}
+    return {**given, "critical_usd": critical, "why": why} if critical else given
 
 
 async def _run(

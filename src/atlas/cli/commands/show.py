@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, assert_never
 
 import click
@@ -26,8 +27,10 @@ from atlas.cli.text import clean, count, duration, local_time, money, one_line, 
 from atlas.control.history import bodies
 from atlas.control.payload import unpack
 from atlas.control.trace import EffectTrace, effects_of, timestamp
+from atlas.kernel.budget import usd
 from atlas.kernel.errors import ErrorRecord
-from atlas.kernel.event import Event, Logged, OutputCaptured, RunCreated, RunEnded
+from atlas.kernel.event import Critical, Event, InputFile, Logged, OutputCaptured, RunCreated, RunEnded
+from atlas.kernel.hold import Pool
 from atlas.kernel.model import Image, Part, Text, Thinking, ToolCall, ToolResult
 from atlas.kernel.port import Ledger
 from atlas.kernel.run import PARKED, TERMINAL, RunRow
@@ -52,6 +55,9 @@ class Detail(msgspec.Struct, frozen=True):
     effects: tuple[EffectShape, ...]
     printed: tuple[PrintedShape, ...]
     logs: tuple[LogShape, ...]
+    files: tuple[InputFile, ...] = ()
+    pools: tuple[Pool, ...] = ()
+    critical: Critical | None = None
     events: tuple[EventShape, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -105,7 +111,7 @@ def _part_text(part: Part) -> str:
         case ToolCall():
             return f"call {part.name}({part.args})"
         case Image():
-            return f"[{part.media_type} {part.name}]"
+            return f"[{part.media_type} {part.name} {part.blob}]"
         case Thinking():
             return f"(thinking) {part.text}"
         case Text() | ToolResult():
@@ -174,13 +180,17 @@ def _is_all(row: RunRow, seen: int) -> bool:
 
 async def _detail(ledger: Ledger, row: RunRow, report: RunReport, events: list[Event], now_us: int) -> Detail:
     given = NULL
+    files: tuple[InputFile, ...] = ()
+    pools: tuple[Pool, ...] = ()
+    critical: Critical | None = None
     unresolved: tuple[str, ...] = ()
     printed: list[PrintedShape] = []
     logs: list[LogShape] = []
     for event, body in bodies(events):
         match body:
             case RunCreated():
-                given = await unpack(ledger, body.input)
+                given, files = await unpack(ledger, body.input), body.files
+                pools, critical = body.pools, body.critical
             case OutputCaptured():
                 printed.append(PrintedShape(body.stream, body.text))
             case Logged():
@@ -204,6 +214,9 @@ async def _detail(ledger: Ledger, row: RunRow, report: RunReport, events: list[E
         effects=tuple(shapes),
         printed=tuple(printed),
         logs=tuple(logs),
+        files=files,
+        pools=pools,
+        critical=critical,
     )
 
 
@@ -227,13 +240,33 @@ def _print_head(terminal: Terminal, row: RunRow, detail: Detail) -> None:
         ("session", f"{run.session_id}" + (f", turn {run.turn}" if run.turn else "")),
         ("parent", run.parent_run_id),
         ("key", clean(run.key)),
+        *(("file", f"{clean(one.name)} ({one.media_type}, {one.size} bytes) {one.blob}") for one in detail.files),
         ("began", f"{local_time(row.created_us)}, {took}"),
         ("used", ", ".join(used)),
+        ("budget", _budget(run.run_id, detail.pools)),
+        ("critical", _critical(detail.critical)),
         ("in doubt", ", ".join(detail.unresolved)),
     ]
     for name, value in facts:
         if value:
             terminal.say(f"{terminal.style(f'{name:9}', dim=True)}{value}")
+
+
+def _budget(run_id: str, pools: tuple[Pool, ...]) -> str:
+    """What the run may use together with the tree it is in, its own part first."""
+    lines: list[str] = []
+    for pool in reversed(pools):
+        parts = [usd(pool.micro_usd)] if pool.micro_usd is not None else []
+        parts += [f"{pool.tokens:,} tokens"] if pool.tokens is not None else []
+        whose = "with all it spawns" if pool.run_id == run_id else f"of {pool.run_id} and all below it"
+        lines.append(f"{', '.join(parts)} {whose}")
+    return "; ".join(lines)
+
+
+def _critical(critical: Critical | None) -> str:
+    if critical is None:
+        return ""
+    return f"every cap on money raised by {usd(critical.micro_usd)}, by {clean(critical.by)}: {clean(critical.why)}"
 
 
 def _print_value(terminal: Terminal, title: str, value: msgspec.Raw) -> None:
@@ -293,6 +326,19 @@ def _print_effects(terminal: Terminal, effects: list[EffectTrace]) -> None:
             duration(took_us) if took_us else "-",
         )
     terminal.table(table, console)
+    for effect in effects:
+        for line in _decided(effect):
+            terminal.say(f"  {one_line(f'{effect.name}: {line}', 200)}")
+
+
+def _decided(effect: EffectTrace) -> Iterator[str]:
+    """Who else had a word in it: a second opinion, what answered in a person's place, changed arguments."""
+    if effect.opinion:
+        yield f"second opinion: {effect.opinion}"
+    if effect.answered_by.startswith(("mandate:", "grant:")):
+        yield f"under {effect.answered_by}"
+    if effect.is_edited:
+        yield f"arguments were changed to {bytes(effect.args.json).decode('utf-8', 'replace')}"
 
 
 def _event_line(terminal: Terminal, event: Event, began_us: int) -> str:

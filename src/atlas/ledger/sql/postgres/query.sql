@@ -93,10 +93,12 @@ UPDATE run SET
     steps = run.steps + new.steps,
     tokens_in = run.tokens_in + new.tokens_in,
     tokens_out = run.tokens_out + new.tokens_out,
-    cost_micro_usd = run.cost_micro_usd + new.cost
+    cost_micro_usd = run.cost_micro_usd + new.cost,
+    estimated_micro_usd = run.estimated_micro_usd + new.estimated
 FROM unnest(
-    %s::text[], %s::bigint[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]
-) AS new (run_id, seq, hash, now_us, steps, tokens_in, tokens_out, cost)
+    %s::text[], %s::bigint[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
+    %s::bigint[]
+) AS new (run_id, seq, hash, now_us, steps, tokens_in, tokens_out, cost, estimated)
 WHERE run.run_id = new.run_id;
 
 -- name: move_run
@@ -113,13 +115,65 @@ UPDATE run SET state = 'queued', updated_us = %s, owner = '', lease_until_us = 0
 WHERE run_id = %s;
 
 -- name: add_spends
-INSERT INTO spend (day, agent, principal, steps, tokens_in, tokens_out, cost_micro_usd)
-SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
-ON CONFLICT (day, agent, principal) DO UPDATE SET
+INSERT INTO spend (
+    day, agent, principal, model, is_estimated, steps, tokens_in, tokens_out, cost_micro_usd, cached_in, saved_micro_usd
+)
+SELECT * FROM unnest(
+    %s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
+    %s::bigint[], %s::bigint[], %s::bigint[]
+)
+ON CONFLICT (day, agent, principal, model, is_estimated) DO UPDATE SET
     steps = spend.steps + excluded.steps,
     tokens_in = spend.tokens_in + excluded.tokens_in,
     tokens_out = spend.tokens_out + excluded.tokens_out,
-    cost_micro_usd = spend.cost_micro_usd + excluded.cost_micro_usd;
+    cost_micro_usd = spend.cost_micro_usd + excluded.cost_micro_usd,
+    cached_in = spend.cached_in + excluded.cached_in,
+    saved_micro_usd = spend.saved_micro_usd + excluded.saved_micro_usd;
+
+-- ---- budgets
+
+-- All caps of an admission at once, in their order.
+-- name: sum_caps
+SELECT (SELECT ARRAY[
+            coalesce(sum(spent_micro_usd), 0)::bigint, coalesce(sum(held_micro_usd), 0)::bigint,
+            coalesce(sum(spent_tokens), 0)::bigint, coalesce(sum(held_tokens), 0)::bigint
+        ] FROM meter WHERE scope = cap.scope AND bucket BETWEEN cap.first AND cap.last)
+FROM unnest(%s::text[], %s::text[], %s::text[]) AS cap (scope, first, last);
+
+-- name: add_meters
+INSERT INTO meter (scope, bucket, spent_micro_usd, held_micro_usd, spent_tokens, held_tokens)
+SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+ON CONFLICT (scope, bucket) DO UPDATE SET
+    spent_micro_usd = meter.spent_micro_usd + excluded.spent_micro_usd,
+    held_micro_usd = meter.held_micro_usd + excluded.held_micro_usd,
+    spent_tokens = meter.spent_tokens + excluded.spent_tokens,
+    held_tokens = meter.held_tokens + excluded.held_tokens;
+
+-- name: get_hold
+SELECT effect, body FROM hold WHERE run_id = %s AND effect = %s;
+
+-- name: run_holds
+SELECT effect, body FROM hold WHERE run_id = %s ORDER BY effect;
+
+-- name: group_holds
+SELECT run_id, effect, body FROM hold WHERE run_id = ANY(%s::text[]);
+
+-- name: set_hold
+INSERT INTO hold (run_id, effect, micro_usd, tokens, created_us, body) VALUES (%s, %s, %s, %s, %s, %s)
+ON CONFLICT (run_id, effect) DO UPDATE SET
+    micro_usd = excluded.micro_usd,
+    tokens = excluded.tokens,
+    created_us = excluded.created_us,
+    body = excluded.body;
+
+-- name: drop_hold
+DELETE FROM hold WHERE run_id = %s AND effect = %s;
+
+-- name: is_warned
+SELECT 1 FROM warned WHERE scope = %s AND cap = %s AND period = %s AND fraction = %s;
+
+-- name: add_warned
+INSERT INTO warned (cap, scope, period, fraction, at_us) VALUES (%s, %s, %s, %s, %s);
 
 -- name: open_inbox
 INSERT INTO inbox (run_id, effect, kind, agent, principal, body, created_us) VALUES (%s, %s, %s, %s, %s, %s, %s)
@@ -282,7 +336,7 @@ FROM event WHERE position > %s ORDER BY position LIMIT nullif(%s, -1);
 -- name: select_run
 SELECT run_id, session_id, turn, agent, version, snapshot, principal, parent_run_id, parent_effect, root_run_id, depth,
        priority, place, key, state, created_us, updated_us, ended_us, due_us, owner, generation, lease_until_us,
-       head_seq, head_hash, steps, tokens_in, tokens_out, cost_micro_usd
+       head_seq, head_hash, steps, tokens_in, tokens_out, cost_micro_usd, estimated_micro_usd
 FROM run
 
 -- name: where_run
@@ -329,9 +383,14 @@ SELECT run_id, effect, kind, agent, principal, body, created_us FROM inbox WHERE
 ORDER BY created_us, effect;
 
 -- name: list_spend
-SELECT day, agent, principal, steps, tokens_in, tokens_out, cost_micro_usd FROM spend
-WHERE day >= %s ORDER BY day, agent, principal;
+SELECT day, agent, principal, steps, tokens_in, tokens_out, cost_micro_usd, model, is_estimated, cached_in,
+       saved_micro_usd
+FROM spend WHERE day >= %s ORDER BY day, agent, principal, model, is_estimated;
 
 -- name: list_spend_of_agent
-SELECT day, agent, principal, steps, tokens_in, tokens_out, cost_micro_usd FROM spend
-WHERE day >= %s AND agent = %s ORDER BY day, principal;
+SELECT day, agent, principal, steps, tokens_in, tokens_out, cost_micro_usd, model, is_estimated, cached_in,
+       saved_micro_usd
+FROM spend WHERE day >= %s AND agent = %s ORDER BY day, principal, model, is_estimated;
+
+-- name: list_warned
+SELECT cap, scope, period, fraction, at_us FROM warned WHERE at_us >= %s ORDER BY at_us, scope, cap, fraction;

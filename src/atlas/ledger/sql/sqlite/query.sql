@@ -22,7 +22,8 @@ UPDATE run SET head_seq = ?, head_hash = ?, updated_us = ? WHERE rowid = ?;
 
 -- name: touch_run_spend
 UPDATE run SET head_seq = ?, head_hash = ?, updated_us = ?, steps = steps + ?, tokens_in = tokens_in + ?,
-               tokens_out = tokens_out + ?, cost_micro_usd = cost_micro_usd + ?
+               tokens_out = tokens_out + ?, cost_micro_usd = cost_micro_usd + ?,
+               estimated_micro_usd = estimated_micro_usd + ?
 WHERE rowid = ?;
 
 -- name: move_run
@@ -38,12 +39,52 @@ UPDATE run SET state = ?, updated_us = ?, ended_us = ?, owner = '', lease_until_
 UPDATE run SET state = 'queued', updated_us = ?, owner = '', lease_until_us = 0, due_us = ?, tag = ? WHERE rowid = ?;
 
 -- name: add_spend
-INSERT INTO spend (day, agent, principal, steps, tokens_in, tokens_out, cost_micro_usd) VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (day, agent, principal) DO UPDATE SET
+INSERT INTO spend (
+    day, agent, principal, model, is_estimated, steps, tokens_in, tokens_out, cost_micro_usd, cached_in, saved_micro_usd
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (day, agent, principal, model, is_estimated) DO UPDATE SET
     steps = steps + excluded.steps,
     tokens_in = tokens_in + excluded.tokens_in,
     tokens_out = tokens_out + excluded.tokens_out,
-    cost_micro_usd = cost_micro_usd + excluded.cost_micro_usd;
+    cost_micro_usd = cost_micro_usd + excluded.cost_micro_usd,
+    cached_in = cached_in + excluded.cached_in,
+    saved_micro_usd = saved_micro_usd + excluded.saved_micro_usd;
+
+-- ---- budgets
+
+-- name: get_meter
+SELECT spent_micro_usd, held_micro_usd, spent_tokens, held_tokens FROM meter WHERE scope = ? AND bucket = ?;
+
+-- name: sum_meters
+SELECT coalesce(sum(spent_micro_usd), 0), coalesce(sum(held_micro_usd), 0),
+       coalesce(sum(spent_tokens), 0), coalesce(sum(held_tokens), 0)
+FROM meter WHERE scope = ? AND bucket BETWEEN ? AND ?;
+
+-- name: add_meter
+INSERT INTO meter (scope, bucket, spent_micro_usd, held_micro_usd, spent_tokens, held_tokens) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (scope, bucket) DO UPDATE SET
+    spent_micro_usd = spent_micro_usd + excluded.spent_micro_usd,
+    held_micro_usd = held_micro_usd + excluded.held_micro_usd,
+    spent_tokens = spent_tokens + excluded.spent_tokens,
+    held_tokens = held_tokens + excluded.held_tokens;
+
+-- name: get_hold
+SELECT effect, body FROM hold WHERE run_id = ? AND effect = ?;
+
+-- name: run_holds
+SELECT effect, body FROM hold WHERE run_id = ? ORDER BY effect;
+
+-- name: set_hold
+INSERT OR REPLACE INTO hold (run_id, effect, micro_usd, tokens, created_us, body) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: drop_hold
+DELETE FROM hold WHERE run_id = ? AND effect = ?;
+
+-- name: is_warned
+SELECT 1 FROM warned WHERE scope = ? AND cap = ? AND period = ? AND fraction = ?;
+
+-- name: add_warned
+INSERT INTO warned (cap, scope, period, fraction, at_us) VALUES (?, ?, ?, ?, ?);
 
 -- name: open_inbox
 INSERT OR REPLACE INTO inbox (run_id, effect, kind, agent, principal, body, created_us) VALUES (?, ?, ?, ?, ?, ?, ?);
@@ -195,7 +236,7 @@ FROM event WHERE position > ? ORDER BY position LIMIT ?;
 -- name: select_run
 SELECT run_id, session_id, turn, agent, version, snapshot, principal, parent_run_id, parent_effect, root_run_id, depth,
        priority, place, key, state, created_us, updated_us, ended_us, due_us, owner, generation, lease_until_us,
-       head_seq, head_hash, steps, tokens_in, tokens_out, cost_micro_usd
+       head_seq, head_hash, steps, tokens_in, tokens_out, cost_micro_usd, estimated_micro_usd
 FROM run
 
 -- name: where_run
@@ -252,9 +293,14 @@ SELECT run_id, effect, kind, agent, principal, body, created_us FROM inbox ORDER
 SELECT run_id, effect, kind, agent, principal, body, created_us FROM inbox WHERE run_id = ? ORDER BY created_us, effect;
 
 -- name: list_spend
-SELECT day, agent, principal, steps, tokens_in, tokens_out, cost_micro_usd FROM spend
-WHERE day >= ? ORDER BY day, agent, principal;
+SELECT day, agent, principal, steps, tokens_in, tokens_out, cost_micro_usd, model, is_estimated, cached_in,
+       saved_micro_usd
+FROM spend WHERE day >= ? ORDER BY day, agent, principal, model, is_estimated;
 
 -- name: list_spend_of_agent
-SELECT day, agent, principal, steps, tokens_in, tokens_out, cost_micro_usd FROM spend
-WHERE day >= ? AND agent = ? ORDER BY day, principal;
+SELECT day, agent, principal, steps, tokens_in, tokens_out, cost_micro_usd, model, is_estimated, cached_in,
+       saved_micro_usd
+FROM spend WHERE day >= ? AND agent = ? ORDER BY day, principal, model, is_estimated;
+
+-- name: list_warned
+SELECT cap, scope, period, fraction, at_us FROM warned WHERE at_us >= ? ORDER BY at_us, scope, cap, fraction;

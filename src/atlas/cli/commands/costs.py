@@ -1,0 +1,183 @@
+"""`atlas costs`: what was spent, by day, agent, model or run, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from atlas.cli.command import command, not_empty
+from atlas.cli.terminal import Terminal, pass_terminal
+
+if TYPE_CHECKING:
+    from atlas.control.costs import By, CostRow, Costs, Standing
+
+_COLUMNS = (
+    "name",
+    "agent",
+    "state",
+    "cost_usd",
+    "estimated_usd",
+    "tokens_in",
+    "tokens_out",
+    "cached_in",
+    "saved_usd",
+    "steps",
+)
+_BAR = 24
+
+
+@command(
+    "costs",
+    examples="""
+    atlas costs
+    atlas costs --by model --since 2026-11-01
+    atlas costs @last
+    atlas costs --by agent --csv > costs.csv
+    """,
+)
+@click.argument("run", required=False, default="")
+@click.option(
+    "--by",
+    type=click.Choice(["day", "agent", "model", "run"]),
+    default="day",
+    show_default=True,
+    help="What to add up.",
+)
+@click.option(
+    "--since",
+    default="30d",
+    show_default=True,
+    metavar="DAY",
+    callback=not_empty,
+    help="From this day on: 2026-11-01, or 7d for a week with today.",
+)
+@click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True, metavar="N", help="Runs to list.")
+@click.option("--csv", "is_csv", is_flag=True, help="Print the rows as CSV.")
+@pass_terminal
+def costs(terminal: Terminal, run: str, by: By, since: str, limit: int, is_csv: bool) -> int:
+    """Show what was spent, and what is left under every cap.
+
+    With a RUN: that run and everything it spawned. Days are those of time_zone in atlas.config.yaml, and a call counts
+    on the day it was begun. A ~ marks what is in part estimated: the answer that would have told the cost never came, so all
+    that was reserved for it is counted.
+    """
+    if is_csv and terminal.is_json:
+        raise click.UsageError("Give --json or --csv, not both.")
+    return terminal.run(_tree(terminal, run, is_csv) if run else _costs(terminal, by, since, limit, is_csv))
+
+
+async def _costs(terminal: Terminal, by: By, since: str, limit: int, is_csv: bool) -> int:
+    from atlas.control.costs import Bookkeeper
+
+    async with terminal.open() as host:
+        found = await Bookkeeper(host.ledger, host.vault, host.config, host.clock).costs(by, since, limit)
+    if terminal.is_json:
+        terminal.emit(found)
+    elif is_csv:
+        _csv(terminal, found.rows)
+    else:
+        _print(terminal, found)
+    return 0
+
+
+async def _tree(terminal: Terminal, text: str, is_csv: bool) -> int:
+    from atlas.cli.text import clean, short
+    from atlas.control.costs import Bookkeeper
+
+    async with terminal.open() as host:
+        row = await host.find_run(text)
+        total, *rows = await Bookkeeper(host.ledger, host.vault, host.config, host.clock).tree(row)
+    if terminal.is_json:
+        terminal.emit({"total": total, "runs": rows})
+    elif is_csv:
+        _csv(terminal, rows)
+    else:
+        base = rows[0].depth
+        for one in rows:
+            name = f"{'  ' * (one.depth - base)}{short(one.name)}  {clean(one.agent)}"
+            terminal.say(f"{name:<44}  {_money(one):>12}  {_tokens(one)}  {terminal.state(one.state)}")
+        terminal.say(f"{'total':<44}  {_money(total):>12}  {_tokens(total)}")
+    return 0
+
+
+def _print(terminal: Terminal, found: Costs) -> None:
+    from atlas.cli.text import clean, money
+
+    highest = max((row.cost_usd for row in found.rows), default=0.0)
+    width = max([len(clean(row.name)) for row in found.rows] + [10])
+    width = min(width, 40)
+    for row in found.rows:
+        bar = _bar(row.cost_usd, highest, terminal.is_unicode)
+        terminal.say(f"{clean(row.name)[:width]:<{width}}  {_money(row):>12}  {bar:<{_BAR}}  {_tokens(row)}".rstrip())
+    if not found.rows:
+        terminal.note(f"nothing was spent since {found.since}")
+    total = found.total
+    terminal.say(f"{'total':<{width}}  {_money(total):>12}  {'':{_BAR}}  {_tokens(total)}".rstrip())
+    if total.saved_usd:
+        terminal.say(f"saved by providers' caches: {money(total.saved_usd)} ({total.cached_in:,} tokens)")
+    if total.estimated_usd:
+        terminal.say(f"~ {money(total.estimated_usd)} of this is estimated: those answers never arrived")
+    outlook = found.outlook
+    terminal.say(f"{outlook.month}: {money(outlook.spent_usd)} so far, about {money(outlook.forecast_usd)} at its end")
+    print_caps(terminal, found.caps)
+    for alert in found.alerts:
+        terminal.say(
+            f"{terminal.style('alert', 'yellow')}  {clean(alert.cap)}: {alert.fraction:.0%} reached ({alert.period or 'tree'})"
+        )
+
+
+def print_caps(terminal: Terminal, caps: Sequence[Standing]) -> None:
+    """One line for each cap: used, reserved, left, debt, and where it will end."""
+    from atlas.cli.text import clean, money
+
+    width = max((len(clean(one.cap)) for one in caps), default=0)
+    for one in caps:
+        parts: list[str] = []
+        if one.limit_usd is not None:
+            parts.append(f"{money(one.spent_usd)} of {money(one.limit_usd)} spent")
+            parts.append(f"{money(one.reserved_usd)} reserved")
+            parts.append(f"{money(one.left_usd or 0.0)} left")
+        if one.limit_tokens is not None:
+            parts.append(f"{one.spent_tokens:,} of {one.limit_tokens:,} tokens, {one.reserved_tokens:,} reserved")
+        if one.forecast_usd is not None:
+            parts.append(f"about {money(one.forecast_usd)} at its end")
+        line = f"{clean(one.cap):<{width}}  {', '.join(parts)}"
+        debt = f"  debt {money(one.debt_usd)}: closed until it is raised or its period ends" if one.debt_usd else ""
+        terminal.say(line + (terminal.style(debt, "red") if debt else ""))
+
+
+def _csv(terminal: Terminal, rows: Sequence[CostRow]) -> None:
+    import csv
+    import io
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for row in rows:
+        writer.writerow([_cell(getattr(row, column)) for column in _COLUMNS])
+    terminal.say(text.getvalue().rstrip("\n"))
+
+
+def _cell(value: object) -> object:
+    """A value as a spreadsheet may have it: money to the micro-dollar, and no text that it would compute."""
+    if isinstance(value, float):
+        return f"{value:.6f}"
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def _money(row: CostRow) -> str:
+    from atlas.cli.text import money
+
+    return f"{'~' if row.estimated_usd else ''}{money(row.cost_usd)}"
+
+
+def _tokens(row: CostRow) -> str:
+    cached = f" ({row.cached_in:,} cached)" if row.cached_in else ""
+    return f"{row.tokens_in:,} in{cached}, {row.tokens_out:,} out"
+
+
+def _bar(value: float, highest: float, is_unicode: bool) -> str:
+    length = round(value / highest * _BAR) if highest else 0
+    return ("█" if is_unicode else "#") * (max(length, 1) if value else 0)

@@ -1,0 +1,63 @@
+"""Runs the shipped contract of the tool host against both adapters: workers, and functions of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+for _part in ("rig", "call", "stop"):
+    pytest.register_assert_rewrite(f"atlas.testing.tool_host_{_part}")
+
+from atlas.engine.tool_host import WorkerToolHost  # noqa: E402 - after the asserts are made to explain themselves
+from atlas.engine.tool_inline import InlineToolHost  # noqa: E402
+from atlas.kernel.port import ToolHost  # noqa: E402
+from atlas.kernel.tool import TOOL_ATTRIBUTE  # noqa: E402
+from atlas.testing import tool_host_tools  # noqa: E402
+from atlas.testing.tool_host import Case, cases  # noqa: E402
+
+
+class WorkerRig:
+    """Tools in processes, read from a file in a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.outside = root
+        self.folder, self.empty = str(root / "agent"), str(root / "none")
+        for folder in (self.folder, self.empty):
+            (Path(folder) / "tools").mkdir(parents=True)
+        shutil.copyfile(tool_host_tools.__file__, Path(self.folder) / "tools" / "main.py")
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[ToolHost]:
+        async with WorkerToolHost(grace_s=0.3) as host:
+            yield host
+
+
+class InlineRig:
+    """Tools that are functions of this process."""
+
+    folder, empty = "agent", "none"
+
+    def __init__(self, root: Path) -> None:
+        self.outside = root
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[ToolHost]:
+        found = [value for value in vars(tool_host_tools).values() if hasattr(value, TOOL_ATTRIBUTE)]
+        host = InlineToolHost({self.folder: found, self.empty: []})
+        yield host
+        await host.drain()
+
+
+@pytest.mark.parametrize("case", cases(can_kill=True), ids=lambda case: case.name)
+def test_workers(case: Case, tmp_path: Path) -> None:
+    asyncio.run(case.check(WorkerRig(tmp_path)))
+
+
+@pytest.mark.parametrize("case", cases(can_kill=False), ids=lambda case: case.name)
+def test_inline(case: Case, tmp_path: Path) -> None:
+    asyncio.run(case.check(InlineRig(tmp_path)))

@@ -1,0 +1,62 @@
+"""Installs a package with hooks, as pip would leave it: a module and the metadata that names its entry points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODULE = '''
+from pathlib import Path
+
+from atlas.kernel.hook import Added, Continue, Deny, Hook, Stop
+from atlas.kernel.model import ToolResult
+
+SAYS = {
+    "reset_for_turn": lambda: Deny("not today"),
+    "before_step": lambda: Deny("no more steps"),
+    "prepare_messages": lambda: Added("House style", "Answer in rhyme."),
+    "record_step_usage": lambda: Stop("too dear"),
+    "after_step": lambda: Stop("seen enough", counts_as_stuck=True),
+    "should_continue_after_stop": lambda: Continue("Look again."),
+    "authorize_tool": lambda: Deny("not that one"),
+    "transform_tool_result": lambda: ToolResult("", "changed"),
+}
+
+
+class Gate(Hook):
+    """Writes down each moment it is asked at, and speaks at those that `at` names: `before_step:2`."""
+
+    def __init__(self, log: str, at: list[str] = [], fails: str = "closed", breaks: str = ""):
+        self.log, self.at, self.fails, self.breaks = Path(log), at, fails, breaks
+
+    def _asked(self, moment, view):
+        with self.log.open("a") as log:
+            log.write(f"{moment}:{view.step}\\n")
+        if moment == self.breaks:
+            raise RuntimeError("the gate is broken")
+        return SAYS[moment]() if f"{moment}:{view.step}" in self.at else None
+
+
+def _moment(name):
+    async def asked(self, view, *rest):
+        return self._asked(name, view)
+    return asked
+
+
+for name in SAYS:
+    setattr(Gate, name, _moment(name))
+
+not_a_hook = 3
+'''
+
+
+def install(site: Path) -> Path:
+    """The folder to put on the path."""
+    site.mkdir(parents=True, exist_ok=True)
+    (site / "acme_gate.py").write_text(MODULE)
+    info = site / "acme_gate-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-gate\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[atlas.hooks]\nacme_gate = acme_gate:Gate\nacme_number = acme_gate:not_a_hook\nacme_gone = acme_nowhere:Hook\n"
+    )
+    return site

@@ -1,0 +1,297 @@
+"""One connection: whatever the network makes of an answer, the same bytes come out, and nothing else passes for one."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ssl
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atlas.kernel.model import ModelError, Usage
+from atlas.models.connection import HEAD_LIMIT, UNREAD_LIMIT, Connection, NotHttp
+from atlas.models.http import Http, Patience, Target
+
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n6\r\n world\r\n0\r\nTrail: er\r\n\r\n"
+)
+COUNTED = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\nX: 1\r\nx: 2\r\n\r\nhello world"
+ANNOUNCED = b"HTTP/1.1 100 Continue\r\n\r\n" + COUNTED
+UNTIL_CLOSED = b"HTTP/1.0 200 OK\r\n\r\nhello world"
+
+
+class Wire(asyncio.Transport):
+    """A transport that goes nowhere and remembers what was done to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.is_aborted = False
+        self.is_paused = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += data
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+
+def opened() -> tuple[Connection, Wire]:
+    connection, wire = Connection(), Wire()
+    connection.connection_made(wire)
+    connection.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n", b"{}")
+    return connection, wire
+
+
+async def heard(connection: Connection) -> bytes:
+    await connection.answered()
+    pieces = []
+    while piece := await connection.read():
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def in_loop(work: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(10):
+            await work()
+
+    asyncio.run(limited())
+
+
+@pytest.mark.parametrize("answer", [CHUNKED, COUNTED, ANNOUNCED, UNTIL_CLOSED])
+@given(cuts=st.lists(st.integers(0, 160), max_size=8))
+def test_an_answer_is_the_same_however_it_was_cut(answer: bytes, cuts: list[int]) -> None:
+    async def work() -> None:
+        connection, wire = opened()
+        ends = sorted({min(cut, len(answer)) for cut in cuts} | {len(answer)})
+        start = 0
+        for end in ends:
+            if end > start:
+                connection.data_received(answer[start:end])
+            start = end
+        if answer is UNTIL_CLOSED:
+            assert not connection.is_done
+            connection.connection_lost(None)
+        assert (await heard(connection), connection.status) == (b"hello world", 200)
+        assert connection.is_done
+        assert connection.is_free == (answer is not UNTIL_CLOSED)
+        assert not wire.is_aborted
+
+    in_loop(work)
+
+
+def test_an_answer_that_comes_byte_by_byte_is_whole() -> None:
+    async def work() -> None:
+        connection, _ = opened()
+        for number in range(len(CHUNKED)):
+            connection.data_received(CHUNKED[number : number + 1])
+        assert await heard(connection) == b"hello world"
+
+    in_loop(work)
+
+
+def test_the_case_of_a_header_does_not_matter_and_repeated_ones_are_joined() -> None:
+    async def work() -> None:
+        connection, _ = opened()
+        connection.data_received(COUNTED)
+        assert (connection.headers["content-LENGTH"], connection.headers.get("X")) == ("11", "1, 2")
+        assert "Y" not in connection.headers
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HELLO WORLD\r\n\r\n",
+        b"HTTP/2 200\r\n\r\n",
+        b"HTTP/1.1 abc\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1, 2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1_0\r\nhello",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nhello",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 10_000,
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * (HEAD_LIMIT // 6 + 10),
+    ],
+)
+def test_what_is_not_http_is_refused_and_the_connection_closed(said: bytes) -> None:
+    async def work() -> None:
+        connection, wire = opened()
+        connection.data_received(said)
+        with pytest.raises(NotHttp):
+            await heard(connection)
+        assert wire.is_aborted
+        assert not connection.is_free
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize("cut", [0, 10, 60, len(CHUNKED) - 1])
+def test_a_connection_that_closes_early_is_an_error_behind_what_came(cut: int) -> None:
+    async def work() -> None:
+        connection, _ = opened()
+        if cut:
+            connection.data_received(CHUNKED[:cut])
+        connection.connection_lost(None)
+        with pytest.raises(ConnectionResetError):
+            await heard(connection)
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize(
+    "head, is_free",
+    [
+        (b"HTTP/1.1 204 No Content\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: Close\r\n\r\n", False),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n", False),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\nConnection: keep-alive\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", False),
+    ],
+)
+def test_only_a_connection_with_nothing_on_it_is_used_again(head: bytes, is_free: bool) -> None:
+    async def work() -> None:
+        connection, _ = opened()
+        connection.data_received(head)
+        assert await heard(connection) == b""
+        assert connection.is_free == is_free
+
+    in_loop(work)
+
+
+def test_a_reader_that_does_not_read_stops_the_sender() -> None:
+    async def work() -> None:
+        connection, wire = opened()
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (UNREAD_LIMIT * 3))
+        connection.data_received(b"x" * (UNREAD_LIMIT + 1))
+        assert wire.is_paused
+        assert len(await connection.read()) == UNREAD_LIMIT + 1
+        assert not wire.is_paused
+
+    in_loop(work)
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "bench")])
+    today = datetime.datetime.now(datetime.UTC)
+    built = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    built = built.serial_number(1).not_valid_before(today - datetime.timedelta(days=1))
+    built = built.not_valid_after(today + datetime.timedelta(days=1))
+    built = built.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+    built = built.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    chain, secret = folder / "cert.pem", folder / "key.pem"
+    chain.write_bytes(built.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    private = serialization.PrivateFormat.PKCS8
+    secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption()))
+    return chain, secret
+
+
+async def posted(url: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+    http = Http(Patience(connect_s=5, first_byte_s=5, silence_s=5))
+    try:
+        async with http.post(Target("lab", url, headers or {}), b"{}", Usage) as exchange:
+            return exchange.status, await exchange.rest(1000)
+    finally:
+        await http.close()
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_a_key_goes_only_to_a_server_whose_certificate_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_trusted: bool
+) -> None:
+    chain, secret = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, secret)
+    if is_trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(chain))
+    seen: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"{}"))
+        writer.write(COUNTED)
+        await writer.drain()
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+        async with server:
+            url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/x"
+            if is_trusted:
+                assert await posted(url, {"Authorization": "Bearer k"}) == (200, b"hello world")
+                return
+            with pytest.raises(ModelError, match="no connection to lab") as caught:
+                await posted(url)
+            assert caught.value.kind == "connection"
+
+    in_loop(work)
+    assert [b"Authorization: Bearer k\r\n" in one for one in seen] == ([True] if is_trusted else [])
+
+
+@pytest.mark.parametrize("packing", ["gzip", "br"])
+def test_an_answer_that_was_packed_unasked_is_unpacked_or_refused(packing: str) -> None:
+    import gzip
+
+    body = gzip.compress(b"hello world" * 50)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Encoding: {packing}\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+        writer.write(body)
+        await writer.drain()
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+            if packing == "gzip":
+                assert await posted(url) == (200, b"hello world" * 50)
+                return
+            with pytest.raises(ModelError, match="packed its answer with br"):
+                await posted(url)
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize(
+    "url, headers",
+    [
+        ("ftp://127.0.0.1/", {}),
+        ("http:///v1", {}),
+        ("http://127.0.0.1:port/", {}),
+        ("http://127.0.0.1:1/", {"Authorization": "Bearer a\r\nX: y"}),
+    ],
+)
+def test_an_address_or_a_header_that_is_none_is_refused_before_anything_is_sent(
+    url: str, headers: dict[str, str]
+) -> None:
+    async def work() -> None:
+        with pytest.raises(ModelError) as caught:
+            await posted(url, headers)
+        assert caught.value.kind == "invalid"
+        assert "Bearer" not in caught.value.message
+
+    in_loop(work)
