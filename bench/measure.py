@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 TIMEOUT_S: Final = 900
 ORPHAN_S: Final = 10
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -51,8 +53,10 @@ def environment() -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": tempfile.gettempdir()}
 
 
-def measure(command: Sequence[str | Path], folder: Path, extra: Mapping[str, str] | None = None) -> Sample:
-    """Runs the command to its end; fails loudly when it does."""
+def measure(
+    command: Sequence[str | Path], folder: Path, extra: Mapping[str, str] | None = None, spared: int = 0
+) -> Sample:
+    """Runs the command to its end; fails loudly when it does. The process `spared` is ours and none of its making."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         began = time.perf_counter()
         process = subprocess.Popen(
@@ -69,7 +73,7 @@ def measure(command: Sequence[str | Path], folder: Path, extra: Mapping[str, str
         timer.cancel()
         wall_ms = (time.perf_counter() - began) * 1000
         process.returncode = os.waitstatus_to_exitcode(status)
-        orphans_ms = _reap_orphans()
+        orphans_ms = _reap_orphans(spared)
         out.seek(0)
         err.seek(0)
         printed, complaint = out.read().decode(), err.read().decode()
@@ -79,21 +83,18 @@ def measure(command: Sequence[str | Path], folder: Path, extra: Mapping[str, str
     return Sample(cpu_ms, wall_ms, usage.ru_maxrss * _KILOBYTE / 1024 / 1024, _answer(printed))
 
 
-def _reap_orphans() -> float:
+def _reap_orphans(spared: int) -> float:
     """CPU time of processes that outlived the measured one; those that stay are an error."""
     total_ms = 0.0
     deadline = time.monotonic() + ORPHAN_S
-    while True:
-        try:
-            pid, _, usage = os.wait4(-1, os.WNOHANG)
-        except ChildProcessError:
-            return total_ms
-        if pid:
-            total_ms += (usage.ru_utime + usage.ru_stime) * 1000
-        elif time.monotonic() > deadline:
+    while orphans := [child.pid for child in psutil.Process().children() if child.pid != spared]:
+        ended = [usage for pid, _, usage in (os.wait4(orphan, os.WNOHANG) for orphan in orphans) if pid]
+        total_ms += sum((usage.ru_utime + usage.ru_stime) * 1000 for usage in ended)
+        if time.monotonic() > deadline:
             raise SystemExit("a measured process left a process behind that does not end")
-        else:
+        if len(ended) < len(orphans):
             time.sleep(0.01)  # the only wait here: these processes are nobody's to be notified about
+    return total_ms
 
 
 def _answer(printed: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Sets up the environment of the peer, apart from ours so that neither side carries the other's packages."""
+"""Sets up the environment of the peers, apart from ours so that neither side carries the other's packages."""
 
 from __future__ import annotations
 
@@ -10,18 +10,26 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = REPOSITORY / ".venv-bench"
 CONSTRAINTS = Path(__file__).resolve().with_name("constraints.txt")
-PACKAGES = ("langgraph", "langgraph-checkpoint-sqlite")
+PACKAGES = (
+    "langgraph",
+    "langgraph-checkpoint-sqlite",
+    "langchain",
+    "langchain-openai",
+    "pydantic-ai-slim[openai]",
+    "openai-agents",
+    "agno",
+)
 
 
 def python_of_peer() -> Path:
-    """The peer's interpreter, installed as pinned; repeating it costs nothing."""
+    """The peers' interpreter, installed as pinned; repeating it costs nothing."""
     python = ENVIRONMENT / "bin" / "python"
     stamp = ENVIRONMENT / ".packages"
     pins = hashlib.sha256(CONSTRAINTS.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == pins:
         return python
     print(
-        f"installing the peer, pinned in bench/constraints.txt, into {ENVIRONMENT.name} (a minute or so)",
+        f"installing the peers, pinned in bench/constraints.txt, into {ENVIRONMENT.name} (a minute or so)",
         file=sys.stderr,
     )
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], check=True)

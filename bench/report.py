@@ -2,7 +2,8 @@
 
     results["cases"][case][side] = [sample, ...]      one sample per repetition, in the order they were taken
 
-Pure: reads nothing, measures nothing, so that the page in docs can be written again from the stored results.
+Pure: reads nothing, measures nothing, so that the page in docs can be written again from the stored results. The tool
+loop is measured by itself and has results of its own; without them its tables and aims are left out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeAlias
+
+import loop_report
 
 Sample: TypeAlias = Mapping[str, Any]
 Results: TypeAlias = Mapping[str, Any]
@@ -124,6 +127,8 @@ def tables(results: Results) -> list[Table]:
         load_table(results),
         start_table(results),
         worker_table(results),
+        *loop_tables(results),
+        *gate_tables(results),
     ]
 
 
@@ -264,11 +269,123 @@ def worker_table(results: Results) -> Table:
     return Table("Step in a worker process", note, ("", "Atlas"), rows)
 
 
+def loop_tables(results: Results) -> list[Table]:
+    """The tool loop, when it was measured."""
+    loop = results.get("loop")
+    return [] if loop is None else [loop_table(loop), loop_crowd_table(loop)]
+
+
+def gate_tables(results: Results) -> list[Table]:
+    """What rules and budgets add to an effect, when it was measured."""
+    gate = results.get("gate")
+    if gate is None:
+        return []
+    note = (
+        "CPU time of one effect in milliseconds, the best of several rounds in one process. Rules: 1,000, two of which "
+        "match. Budget: an intent with a reservation under nine caps and a receipt with its settlement on SQLite, less the "
+        "same two commits without."
+    )
+    rows = [(name, number(float(gate[key]), 3)) for name, key in _GATE.items()]
+    return [Table("What the gate adds to an effect", note, ("part", "ms of CPU"), rows)]
+
+
+_GATE: Final = {"rules": "policy_ms", "budget": "budget_ms", "both": "gate_ms"}
+
+
+def loop_table(loop: Results) -> Table:
+    """A step of the loop on every side."""
+    cpu, wall, whole = loop_report.step_cpu(loop), loop_report.step_wall(loop), loop_report.whole_cpu(loop)
+    ours = loop_report.seen(loop, "loop", OURS, cpu)
+    best, _ = loop_report.best_peer(loop, "loop", cpu)
+    rows = []
+    for side, name in loop_report.NAMES.items():
+        taken = loop_report.seen(loop, "loop", side, cpu)
+        once = loop_report.seen(loop, "once", side, whole) if side in loop["cases"]["once"] else ()
+        rows.append(
+            (
+                f"{name} (best peer)" if side == best else name,
+                figure(taken).text(),
+                ratio(taken, ours).text(1),
+                figure(loop_report.seen(loop, "loop", side, wall)).text(),
+                figure(once).text() if once else "",
+            )
+        )
+    note = (
+        f"{place(loop)} One local server plays the model: {loop['steps'] - 1} tool calls, then the answer; its process "
+        f"counts for nobody. Every other process counts. {loop['runs']} runs one after the other in a warm process, their "
+        "submitting and ending included, divided by all steps. Atlas keeps every step in SQLite with "
+        "`synchronous=FULL` and streams every reply; the peers keep nothing and take replies in one piece, through their "
+        "ordinary API with telemetry and tracing off. The ratio says how many times as dear as Atlas a side is. The "
+        "whole process is one run, from the start of the process to its end, imports included."
+    )
+    header = ("", "CPU ms per step", "ratio", "wall ms per step", "whole process, CPU ms per step")
+    return Table(f"Tool loop of {loop['steps']} steps", note, header, rows)
+
+
+def loop_crowd_table(loop: Results) -> Table:
+    """Many prompt runs at once."""
+    runs, cpu = int(loop["crowd_runs"]), loop_report.run_cpu(loop)
+    ours = loop_report.seen(loop, "crowd", OURS, cpu)
+    rows = []
+    for side in (OURS, *loop_report.FRAMEWORKS):
+        taken = loop_report.seen(loop, "crowd", side, cpu)
+        peak = figure(loop_report.seen(loop, "crowd", side, field("peak_all_mb")))
+        wall = figure(loop_report.seen(loop, "crowd", side, lambda sample: float(sample["runs_wall_ms"]) / 1000))
+        rows.append(
+            (
+                loop_report.NAMES[side],
+                *(str(loop_report.failed(loop, side)), figure(taken).text(), ratio(taken, ours).text(1)),
+                *(peak.text(0), wall.text(1)),
+            )
+        )
+    note = (
+        "All runs are begun at once on one event loop, with the limits that each framework comes with; of Atlas "
+        "`max_concurrent_agents` and the provider's `max_in_flight` are raised. A failed run did not come to its answer, "
+        "and what it did until then is in its side's CPU time. Memory is the peak of all processes together."
+    )
+    header = ("", "failed", "CPU ms per run", "ratio", "peak memory MB", "wall s, all runs")
+    return Table(f"{runs:,} concurrent prompt runs of {loop['crowd_steps']} steps", note, header, rows)
+
+
 # Aims
 
 
 def aims(results: Results) -> list[Aim]:
     """What Atlas set out to reach; a miss is shown as it is."""
+    return [*ledger_aims(results), *loop_aims(results), *gate_aims(results)]
+
+
+def gate_aims(results: Results) -> list[Aim]:
+    """What rules and budgets may add to an effect: an amount, not a ratio, because no peer has them."""
+    gate = results.get("gate")
+    if gate is None:
+        return []
+    cost, limit = float(gate["gate_ms"]), float(gate["limit_ms"])
+    what = "CPU that policy and budget add to an effect with 1,000 rules"
+    return [Aim(what, f"at most {limit:g} ms", f"{number(cost, 3)} ms", cost <= limit)]
+
+
+def loop_aims(results: Results) -> list[Aim]:
+    """What the tool loop is to reach."""
+    loop = results.get("loop")
+    if loop is None:
+        return []
+    cpu = loop_report.step_cpu(loop)
+    ours = loop_report.seen(loop, "loop", OURS, cpu)
+    side, peer = loop_report.best_peer(loop, "loop", cpu)
+    times = ratio(peer, ours).median
+    what = f"{loop_report.FRAMEWORKS[side][0]}, the best peer : Atlas, step of a tool loop"
+    lost = loop_report.failed(loop, OURS)
+    runs = int(loop["crowd_runs"])
+    return [
+        Aim(what, "at least 4", number(times, 1), times >= 4),
+        Aim(f"{what}, further aim", "at least 8", number(times, 1), times >= 8),
+        Aim(f"{runs:,} concurrent prompt runs, failed", "none", str(lost), lost == 0),
+    ]
+
+
+def ledger_aims(results: Results) -> list[Aim]:
+    """What the durable run by itself is to reach."""
     ours = {steps: values(results, f"steps-{steps}", OURS, per_step(steps)) for steps in SIZES}
     peer = values(results, "steps-20", PEER, per_step(20))
     whole, whole_peer = (values(results, "once-20", side, cpu_per(20)) for side in (OURS, PEER))

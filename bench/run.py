@@ -1,10 +1,11 @@
-"""Measures Atlas against LangGraph with its SQLite checkpointer, in turns, and prints ratios.
+"""Measures Atlas against LangGraph with its SQLite checkpointer, and against four frameworks in a tool loop.
 
-Usage: run.py [--quick] [--json [PATH]] [--page]
+Usage: run.py [--quick] [--only tool_loop|gate] [--json [PATH]] [--page]
 
 A full run stores bench/results.json and writes docs/reference/benchmarks.md from it. `--json` stores nothing there: the
-results go to PATH, or to stdout instead of the tables. `--quick` repeats less and stores nothing by itself. `--page`
-measures nothing and writes the page again from the stored results.
+results go to PATH, or to stdout instead of the tables. `--quick` repeats less and stores nothing by itself. `--only`
+measures one part and takes the rest from the stored results. `--page` measures nothing and writes the page again from
+the stored results.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import loop_run
+from gate import measure_gate
 from measure import adopt_orphans, machine, measure
 from peer import REPOSITORY, pinned, python_of_peer
 from report import OURS, PEER, SIZES, SMALL_PEER, aims, as_markdown, as_text
@@ -154,10 +157,18 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
-def run(plan: Plan) -> dict[str, Any]:
+def measure_loop(is_quick: bool, peer: Path) -> dict[str, Any]:
+    """The tool loop by itself."""
+    plan = loop_run.QUICK if is_quick else loop_run.FULL
+    return loop_run.LoopBench(plan, peer, scratch, say).measure()
+
+
+def run(is_quick: bool) -> dict[str, Any]:
     """Sets the peer up, measures, and returns everything that was seen."""
+    plan = QUICK if is_quick else FULL
     peer = python_of_peer()
     adopt_orphans()
+    loop = measure_loop(is_quick, peer)
     before = machine()
     say(f"measuring on {before['cores']} cores, load {before['load_1min']}")
     cases = Bench(plan, peer).measure()
@@ -178,21 +189,34 @@ def run(plan: Plan) -> dict[str, Any]:
             "Python": before["python"],
             "SQLite": sample[OURS][0]["sqlite"],
         },
+        "loop": loop,
+        "gate": measure_gate(),
         "cases": cases,
     }
+
+
+def run_part(part: str, is_quick: bool) -> dict[str, Any]:
+    """The stored results with one part measured anew."""
+    stored: dict[str, Any] = json.loads(RESULTS.read_text())
+    if part == "gate":
+        return {**stored, "gate": measure_gate()}
+    peer = python_of_peer()
+    adopt_orphans()
+    return {**stored, "loop": measure_loop(is_quick, peer)}
 
 
 def main() -> None:
     """Measures, prints, stores."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer repetitions; stores nothing by itself")
+    parser.add_argument("--only", choices=("tool_loop", "gate"), help="measure this part; the rest is as stored")
     parser.add_argument("--json", nargs="?", const="-", metavar="PATH", help="results as JSON, to a file or to stdout")
     parser.add_argument("--page", action="store_true", help="only write the page from the stored results")
     options = parser.parse_args()
     if options.page:
         write_page(json.loads(RESULTS.read_text()))
         return
-    results = run(QUICK if options.quick else FULL)
+    results = run_part(options.only, options.quick) if options.only else run(options.quick)
     if options.json == "-":
         print(as_json(results))
         return
@@ -209,7 +233,8 @@ def as_json(results: dict[str, Any]) -> str:
     """Everything that was seen, one case per line."""
     judged = [aim._asdict() for aim in aims(results)]
     cases = ",\n".join(f" {json.dumps(name)}: {json.dumps(sides)}" for name, sides in results["cases"].items())
-    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in results.items() if name != "cases"]
+    kept = {name: value for name, value in results.items() if name not in ("cases", "aims")}
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in kept.items()]
     lines += [f'"aims": {json.dumps(judged)}', f'"cases": {{\n{cases}\n}}']
     return "{\n" + ",\n".join(lines) + "\n}"
 
