@@ -347,3 +347,30 @@ def test_rules_that_become_unreadable_refuse_what_is_under_way(office: Office) -
     assert set(seen.refusals) == {"policy_unreadable"}
     assert [fact for fact in seen.of(EffectIntended) if fact.kind == "tool"] == []
     assert office.marks == []
+
+
+# Models
+
+
+@pytest.mark.parametrize("match", [{"model": "demo:*"}, {"model": "spare:*"}, {"model": "fast"}])
+def test_a_tier_hides_no_model_from_the_rules(tmp_path: Path, match: dict[str, str]) -> None:
+    agent = tmp_path / "agents" / "clerk"
+    agent.mkdir(parents=True)
+    agent_yaml = "agent: {name: clerk, version: 1.0.0, description: says, runtime: prompt, model: {preference: fast}}"
+    (agent / "agent.yaml").write_text(agent_yaml)
+    (tmp_path / "script.yaml").write_text("replies: [{text: hello}]\n")
+    (tmp_path / "atlas.config.yaml").write_text(
+        "models:\n  providers:\n    demo: {kind: scripted, script: script.yaml}\n    spare: {kind: scripted, script: script.yaml}\n"
+        "  tiers: {fast: ['demo:one', 'spare:two']}\n"
+    )
+
+    async def run() -> tuple[str, bool]:
+        async with open_host(tmp_path, {}) as host:
+            submitted = await host.submit("clerk", {"text": "go"})
+            state = await host.drive(submitted.run_id)
+            return state, (await host.replay(submitted.run_id)).identical
+
+    assert asyncio.run(run()) == ("succeeded", True)
+    rule = {"id": "not-that-one", "decision": "deny", "match": match}
+    (tmp_path / "policy.yaml").write_text(json.dumps({"rules": [rule]}))
+    assert asyncio.run(run()) == ("refused", True)

@@ -56,6 +56,15 @@ class LateAsker:
         """The reply of the first candidate that gives one."""
         return await self.router().ask(choice, request, on_delta, tab)
 
+    def candidates(self, choice: str) -> tuple[str, ...]:
+        """The models that a tier or a name may come to; none when it names nothing, which asking will say."""
+        from atlas.kernel.errors import AtlasError
+
+        try:
+            return self.router().resolve(choice)
+        except AtlasError:
+            return ()
+
     async def quote(self, choice: str, tokens_in: int) -> Quote:
         """What a call costs at most, given the limit of its answer."""
         return await self.router().quote(choice, tokens_in)

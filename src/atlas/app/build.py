@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ def zone_of(config: Config) -> tzinfo:
 
 
 def build_authority(
-    vault: Vault, zone: tzinfo
+    vault: Vault, zone: tzinfo, candidates: Callable[[str], Sequence[str]]
 ) -> tuple[GrantingAuthority, FileAuthority, Holds, VaultGrants | MemoryGrants]:
     """The rules of a vault, its mandates and remembered grants; without a vault the floor alone."""
     from atlas.control.authority import FileAuthority, NoFiles
@@ -59,10 +59,12 @@ def build_authority(
     conditions = Conditions()
     if not isinstance(vault, FolderVault):
         in_memory = MemoryGrants()
-        inner = FileAuthority(NoFiles(), conditions.holds, zones=zone_named, zone=zone)
+        inner = FileAuthority(NoFiles(), conditions.holds, zones=zone_named, zone=zone, candidates=candidates)
         return GrantingAuthority(inner, in_memory.all), inner, conditions.holds, in_memory
     grants = VaultGrants(vault)
-    inner = FileAuthority(PolicyFiles(vault.root, conditions), conditions.holds, zones=zone_named, zone=zone)
+    inner = FileAuthority(
+        PolicyFiles(vault.root, conditions), conditions.holds, zones=zone_named, zone=zone, candidates=candidates
+    )
     return GrantingAuthority(inner, grants.all), inner, conditions.holds, grants
 
 

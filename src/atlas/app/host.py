@@ -256,7 +256,9 @@ def _world(
             await kill_tools_of(named.process)
 
     zone = zone_of(setting.config)
-    authority, rules, holds, grants = build_authority(setting.vault, zone)
+    authority, rules, holds, grants = build_authority(
+        setting.vault, zone, crew.late.candidates if setting.asker is None else lambda choice: ()
+    )
     shelf = Shelf(ledger, rules.policy, holds)
     generate = Generator(crew.asking, crew.prompts.complain).generate
     bounds = Purse(setting.config.budget, zone, crew.agents.contract_of).bounds

@@ -7,7 +7,7 @@ effect. Decisions themselves are the kernel's; here is only what they are made f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, tzinfo
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -17,7 +17,7 @@ from atlas.kernel.code import CallMade
 from atlas.kernel.contract import Tools
 from atlas.kernel.gate import Standing
 from atlas.kernel.mandate import Mandate, Zones, answers
-from atlas.kernel.policy import CompiledPolicy, Policy, Proposal, Ruling, policy_of, rule_for
+from atlas.kernel.policy import CompiledPolicy, Policy, Proposal, Ruling, policy_of, rule_for, rule_for_models
 from atlas.kernel.rule import Layer
 from atlas.kernel.rule_table import Holds
 from atlas.kernel.state import State
@@ -83,12 +83,14 @@ class FileAuthority:
         zones: Zones = no_zone,
         zone: tzinfo = UTC,
         server_of: Callable[[str], str] = lambda name: "",
+        candidates: Callable[[str], Sequence[str]] = lambda choice: (),
     ) -> None:
         self._files = files
         self._holds = holds
         self._zones = zones
         self._zone = zone
         self._server_of = server_of
+        self._candidates = candidates
         self._policy = _Fresh[CompiledPolicy]()
         self._tools: dict[str, _Fresh[Tools | None]] = {}
         self._mandates: dict[str, _Fresh[tuple[Mandate, ...]]] = {}
@@ -106,7 +108,11 @@ class FileAuthority:
             own.append(Layer("agent", allow=live.allow, deny=live.deny))
         if created.narrow is not None:
             own.append(Layer("run", allow=created.narrow.allow, deny=created.narrow.deny))
-        return rule_for(created.lineage, self.proposal(state, call), self.policy(), self._holds, own)
+        proposal = self.proposal(state, call)
+        if call.kind != "model":
+            return rule_for(created.lineage, proposal, self.policy(), self._holds, own)
+        models = self._candidates(call.name)
+        return rule_for_models(created.lineage, proposal, models, self.policy(), self._holds, own)
 
     def standing(self, state: State, call: CallMade, now_us: int) -> Standing | None:
         """The mandate that answers in a person's place; never for what is denied."""

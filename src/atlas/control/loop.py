@@ -445,7 +445,11 @@ class PromptCode:
             return Effected(_ENCODER.encode(outcome))
 
         async def probe(key: str) -> ToolFinding:
-            return await self._desk.probe(check, key)
+            begun = self._history.state.open.get(effect)
+            looked = self._edited(check, begun.args.json) if begun is not None and begun.is_edited else check
+            if isinstance(looked, ToolOutcome):
+                return ToolFinding("unknown", message=looked.text)
+            return await self._desk.probe(looked, key)
 
         wanted = Wanted(
             effect,

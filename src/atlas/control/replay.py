@@ -112,7 +112,7 @@ async def _judge_again(
     authority: Authority = DEFAULTS
     if body.ruling is not None and body.ruling.version:
         answered_by = body.answered_by if isinstance(body, EffectIntended) else ""
-        authority = await shelf.authority(body.ruling.version, answered_by)
+        authority = await shelf.authority(body.ruling.version, answered_by, body.ruling.models)
     verdict = judge(state, call, None, state.children, authority, state.mark_us)
     if isinstance(verdict, Repeat) and (body.kind == "model" or body.effect in state.permitted):
         # A lost question is intended anew with a new hold; a person's leave to try once more is used up the same way.

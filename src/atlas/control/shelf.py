@@ -9,7 +9,7 @@ import msgspec
 from atlas.kernel.code import CallMade
 from atlas.kernel.errors import NotFound
 from atlas.kernel.gate import Standing
-from atlas.kernel.policy import CompiledPolicy, Policy, Proposal, Ruling, document, policy_of, rule_for
+from atlas.kernel.policy import CompiledPolicy, Policy, Proposal, Ruling, document, policy_of, rule_for, rule_for_models
 from atlas.kernel.port import Ledger
 from atlas.kernel.rule import Layer
 from atlas.kernel.rule_table import Holds
@@ -39,7 +39,7 @@ class Shelf:
             await self._ledger.put_blob(document(policy.policy))
             self._kept.add(version)
 
-    async def authority(self, version: str, answered_by: str) -> PastAuthority:
+    async def authority(self, version: str, answered_by: str, models: tuple[str, ...] = ()) -> PastAuthority:
         """The authority as it was when a decision was recorded; NotFound when its policy was not kept."""
         if version not in self._read:
             try:
@@ -47,16 +47,17 @@ class Shelf:
             except NotFound:
                 raise NotFound(f"the policy {version[:12]} was not kept", code="policy_gone") from None
             self._read[version] = CompiledPolicy(policy_of(kept.layers))
-        return PastAuthority(self._read[version], self._holds, answered_by)
+        return PastAuthority(self._read[version], self._holds, answered_by, models)
 
 
 class PastAuthority:
     """Rules by a policy that is past. That a mandate or a grant was there is a fact outside the run, taken as given."""
 
-    def __init__(self, policy: CompiledPolicy, holds: Holds, answered_by: str) -> None:
+    def __init__(self, policy: CompiledPolicy, holds: Holds, answered_by: str, models: tuple[str, ...]) -> None:
         self._policy = policy
         self._holds = holds
         self._answered_by = answered_by
+        self._models = models
 
     def rule(self, state: State, call: CallMade) -> Ruling:
         """What all layers together said of the call, for the run and for everybody it descends from."""
@@ -72,7 +73,9 @@ class PastAuthority:
             call.name if call.kind == "model" else "",
             project="" if narrow is None else narrow.project,
         )
-        return rule_for(created.lineage, proposal, self._policy, self._holds, own)
+        if call.kind != "model":
+            return rule_for(created.lineage, proposal, self._policy, self._holds, own)
+        return rule_for_models(created.lineage, proposal, self._models, self._policy, self._holds, own)
 
     def standing(self, state: State, call: CallMade, now_us: int) -> Standing | None:
         """What answered then."""

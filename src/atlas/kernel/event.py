@@ -105,7 +105,7 @@ class Critical(msgspec.Struct, frozen=True, omit_defaults=True):
 class Ruled(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the rules said of an effect: the decision, the rule that made it, everything that was said, and by what text.
 
-    `version` names the blob that holds the policy as it was.
+    `version` names the blob that holds the policy as it was, `models` those that a tier stood for.
     """
 
     decision: Decision
@@ -114,6 +114,7 @@ class Ruled(msgspec.Struct, frozen=True, omit_defaults=True):
     layer: str = ""
     spoke: tuple[Spoke, ...] = ()
     version: str = ""
+    models: tuple[str, ...] = ()
 
 
 class RunCreated(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -160,7 +160,7 @@ def judge(
 
 def ruled(ruling: Ruling) -> Ruled:
     """A ruling as events keep it."""
-    return Ruled(ruling.decision, ruling.reason, ruling.rule, ruling.layer, ruling.spoke, ruling.version)
+    return Ruled(ruling.decision, ruling.reason, ruling.rule, ruling.layer, ruling.spoke, ruling.version, ruling.models)
 
 
 def _judge_open(state: State, call: CallMade, intent: EffectIntended) -> Verdict:

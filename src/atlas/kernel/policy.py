@@ -58,7 +58,8 @@ class Policy(msgspec.Struct, frozen=True):
 class Ruling(msgspec.Struct, frozen=True):
     """A decision about an effect and the reason a person is shown; `spoke` is everything that was said.
 
-    `second_person` and `judges` come from every rule that spoke, whichever of them decided.
+    `second_person` and `judges` come from every rule that spoke, whichever of them decided. `models` are those that a
+    tier stood for; each of them was ruled on.
     """
 
     decision: Decision
@@ -69,6 +70,7 @@ class Ruling(msgspec.Struct, frozen=True):
     version: str = ""
     second_person: bool = False
     judges: tuple[Judging, ...] = ()
+    models: tuple[str, ...] = ()
 
 
 def policy_of(layers: Iterable[Layer]) -> Policy:
@@ -137,6 +139,27 @@ def rule_for(
             as_them = msgspec.structs.replace(proposal, agent=ancestor.agent, project=ancestor.project)
             said.add(_said(as_them, policy, holds, (), about))
     return _conclude(proposal, policy, said)
+
+
+def rule_for_models(
+    lineage: Sequence[Ancestor],
+    proposal: Proposal,
+    models: Sequence[str],
+    policy: CompiledPolicy,
+    holds: Holds,
+    own: Sequence[Layer] = (),
+) -> Ruling:
+    """The ruling on a question that any of several models may get: the strictest over all, so no tier hides one."""
+    names = dict.fromkeys((proposal.model, *models))
+    each = [rule_for(lineage, msgspec.structs.replace(proposal, model=name), policy, holds, own) for name in names]
+    winner = strictest(*each)
+    judges = tuple(judge for ruling in each for judge in ruling.judges)
+    return msgspec.structs.replace(
+        winner,
+        second_person=winner.decision == "ask" and any(ruling.second_person for ruling in each),
+        judges=tuple(judge for index, judge in enumerate(judges) if judge not in judges[:index]),
+        models=tuple(models),
+    )
 
 
 def descend(lineage: Sequence[Ancestor], *members: Ancestor | None) -> tuple[Ancestor, ...]:
