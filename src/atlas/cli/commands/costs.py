@@ -118,7 +118,7 @@ def _print(terminal: Terminal, found: Costs) -> None:
     if total.saved_usd:
         terminal.say(f"saved by providers' caches: {money(total.saved_usd)} ({total.cached_in:,} tokens)")
     if total.estimated_usd:
-        terminal.say(f"~ {money(total.estimated_usd)} of this is estimated: those answers never arrived")
+        terminal.say(f"~ {money(total.estimated_usd)} of this is estimated: nobody said what those calls used")
     outlook = found.outlook
     terminal.say(f"{outlook.month}: {money(outlook.spent_usd)} so far, about {money(outlook.forecast_usd)} at its end")
     print_caps(terminal, found.caps)
