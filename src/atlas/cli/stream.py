@@ -16,6 +16,7 @@ class Stream:
         self._before_first = before_first
         self._attempt = 0
         self._has_begun = False
+        self._is_mid_line = False
         self.answer = ""
 
     def show(self, delta: Delta) -> None:
@@ -30,15 +31,18 @@ class Stream:
             self._before_first()
             self._has_begun = True
         self.answer += delta.text
+        self._is_mid_line = not self.answer.endswith("\n")
         self._terminal.answer(delta.text)
 
     def break_line(self) -> None:
         """Gives what comes between two pieces a line of its own on a terminal; the answer itself stays as it is."""
-        if self.answer and not self.answer.endswith("\n") and self._terminal.is_screen:
+        if self._is_mid_line and self._terminal.is_screen:
             self._terminal.note()
+            self._is_mid_line = False
 
     def end_line(self) -> None:
         """Ends what was printed; what follows is another answer."""
-        if self.answer and not self.answer.endswith("\n"):
+        if self._is_mid_line:
             self._terminal.answer("\n")
+        self._is_mid_line = False
         self.answer = ""
