@@ -9,11 +9,13 @@ import msgspec
 from atlas.kernel.errors import Conflict, Fault, NotFound
 from atlas.kernel.event import (
     Body,
+    EffectIntended,
     EffectReceived,
     EffectRefused,
     Event,
     ForkPoint,
     RunCreated,
+    RunEnded,
     TurnSteered,
     ValueRecorded,
     decode_body,
@@ -54,6 +56,40 @@ async def load(ledger: Ledger, run_id: str) -> History:
         history.state = apply(history.state, body, event.time_us)
         _remember(history, body)
     return history
+
+
+class Glance(msgspec.Struct, frozen=True):
+    """What a result says of a run beside its row. `may_have_children` is True for every run that has."""
+
+    ended: RunEnded | None
+    models: tuple[str, ...]
+    may_have_children: bool
+
+
+async def glance(ledger: Ledger, run_id: str) -> Glance:
+    """How the run ended and which models answered it: of a long run only the few events that tell are decoded."""
+    events = await ledger.events(run_id)
+    if not events:
+        raise NotFound(f"run {run_id} has no events", hint="List runs with 'atlas runs'.")
+    created = created_of(events[0])
+    before = [] if created.fork is None else await _forked_bodies(ledger, created.fork)
+    own = [body for _, body in bodies(event for event in events if _may_tell(event))]
+    models = (body.model for body in (*before, *own) if isinstance(body, EffectReceived) and body.model)
+    return Glance(
+        ended=next((body for body in own if isinstance(body, RunEnded)), None),
+        models=tuple(dict.fromkeys(models)),
+        may_have_children=any(isinstance(body, EffectIntended) for body in own),
+    )
+
+
+def _may_tell(event: Event) -> bool:
+    match event.kind:
+        case "effect.received":
+            return b'"model":' in event.body
+        case "effect.intended":
+            return b'"child_run_id":' in event.body
+        case kind:
+            return kind == "run.ended"
 
 
 def created_of(event: Event) -> RunCreated:

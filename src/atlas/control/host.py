@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +14,7 @@ from atlas.control.agents import Agents, Inline, Options
 from atlas.control.approval import Approvals
 from atlas.control.delta import Deltas
 from atlas.control.drive import Driver
-from atlas.control.history import History, created_of, load
+from atlas.control.history import created_of, glance, load
 from atlas.control.inbox_files import InboxFiles, InboxFolder
 from atlas.control.payload import unpack
 from atlas.control.prompt import Prompts
@@ -32,7 +32,6 @@ from atlas.kernel.event import (
     NULL,
     Body,
     EffectAsked,
-    EffectReceived,
     Event,
     ForkPoint,
     Resolution,
@@ -275,11 +274,11 @@ class Host:
     async def report(self, run_id: str) -> RunReport:
         """A run's result as every surface shows it; cost and steps include its children."""
         row = await self.ledger.run(run_id)
-        history = await load(self.ledger, run_id)
-        state, ended = history.state, history.state.ended
+        seen = await glance(self.ledger, run_id)
+        ended = seen.ended
         output = await unpack(self.ledger, ended.output) if ended is not None else NULL.json
         spend = row.spend
-        if state.children:
+        if seen.may_have_children:
             async for below in self.tree(row):
                 spend = spend if below.run_id == run_id else spend.plus(below.spend)
         return RunReport(
@@ -294,7 +293,7 @@ class Host:
             steps=spend.steps,
             duration_ms=((row.ended_us or self.clock.now_us()) - row.created_us) // 1000,
             error=ended.error if ended is not None else None,
-            models=tuple(dict.fromkeys(_models(history))),
+            models=seen.models,
         )
 
     async def tree(self, row: RunRow) -> AsyncIterator[RunRow]:
@@ -417,12 +416,6 @@ class Host:
 
     def _signal_id(self) -> str:
         return new_id(SIGNAL, self.clock.now_us(), self.clock.entropy(10))
-
-
-def _models(history: History) -> Iterator[str]:
-    for recorded in history.answers.values():
-        if isinstance(recorded, EffectReceived) and recorded.model:
-            yield recorded.model
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
