@@ -16,7 +16,6 @@ from till import Till, bodies, model_effects
 
 from atlas import Atlas
 from atlas.control.account import events_of, read
-from atlas.control.costs import Bookkeeper
 from atlas.control.host import Host
 from atlas.kernel.budget import fleet_caps, usd
 from atlas.kernel.errors import Invalid
@@ -50,7 +49,7 @@ async def go(host: Host, agent: str = "advisor", state: str = "succeeded", **opt
 
 async def assert_books_agree(till: Till, host: Host, *, is_exact: bool = True) -> None:
     """Every total is the same; it is the provider's, or, where an answer was lost, not below it and marked."""
-    books = Bookkeeper(host.ledger, host.vault, host.config, host.clock)
+    books = host.books
     total = (await books.costs("day", "30d", 20)).total
     spent = till.spent()
     assert round(total.cost_usd * 1e6) == spent
@@ -194,7 +193,7 @@ def test_a_bill_above_the_reservation_is_recorded_and_closes_the_pool(
             assert error.code == "budget_refused"
             assert "usd_per" in error.message or "tree" in error.message
             assert usd(till.bill) in error.message
-            books = Bookkeeper(host.ledger, host.vault, host.config, host.clock)
+            books = host.books
             day = next(one for one in await books.standings() if one.cap == "fleet usd_per_day")
             assert round(day.debt_usd * 1e6) == till.bill - 2_000_000
             # The vault's day is closed for everybody, before anything is asked.
@@ -614,7 +613,7 @@ def test_an_alert_is_raised_once_in_a_period_and_stops_nothing(vault_dir: Path, 
 
     async def main() -> None:
         async with till.host(clock) as host:
-            books = Bookkeeper(host.ledger, host.vault, host.config, host.clock)
+            books = host.books
 
             async def alerts() -> list[tuple[str, float]]:
                 return [(one.period, one.fraction) for one in (await books.costs("day", "30d", 20)).alerts]

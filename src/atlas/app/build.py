@@ -31,19 +31,6 @@ def absolute(root: Path) -> Path:
     return root.absolute()
 
 
-def zone_of(config: Config) -> tzinfo:
-    """The zone in which days and months of budgets begin and end; Invalid when there is none of that name."""
-    from atlas.kernel.errors import Invalid
-    from atlas.vault.zone import zone_named
-
-    zone = zone_named(config.time_zone)
-    if zone is None:
-        raise Invalid(
-            f"there is no time zone {config.time_zone}", hint="Set time_zone in atlas.config.yaml.", code="no_such_zone"
-        )
-    return zone
-
-
 def build_authority(
     vault: Vault, zone: tzinfo, candidates: Callable[[str], Sequence[str]]
 ) -> tuple[GrantingAuthority, FileAuthority, Holds, VaultGrants | MemoryGrants]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from atlas.app.build import (
     config_of,
     inline_of,
     ledger_of,
-    zone_of,
 )
 from atlas.app.clock import SystemClock
 
@@ -135,6 +135,7 @@ async def _host_over(setting: Setting, agents: Sequence[Agent | type[AgentBase]]
     from atlas.control.host import Host
     from atlas.engine.process import is_alive, process_of
     from atlas.kernel.principal import INSIDE
+    from atlas.vault.zone import zone_of
 
     config, clock, execution = setting.config, setting.clock, setting.config.execution
     inside = setting.environ.get(INSIDE) or os.environ.get(INSIDE) or ""
@@ -144,7 +145,8 @@ async def _host_over(setting: Setting, agents: Sequence[Agent | type[AgentBase]]
         stack.push_async_callback(ledger.close)
         crew = await _crew(stack, setting, ledger, agents)
         slots = SlotPool(execution.max_concurrent_agents)
-        world, shelf, remember = _world(setting, ledger, crew, slots)
+        zone = zone_of(config.time_zone)
+        world, shelf, remember = _world(setting, ledger, crew, slots, zone)
         options = DriverOptions(
             owner=Owner(process_of(os.getpid()), clock.entropy(4).hex()),
             lease_s=execution.lease_s,
@@ -157,6 +159,7 @@ async def _host_over(setting: Setting, agents: Sequence[Agent | type[AgentBase]]
             vault=setting.vault,
             config=config,
             clock=clock,
+            zone=zone,
             agents=crew.agents,
             driver=Driver(world, slots, options),
             executor=crew.executor,
@@ -239,7 +242,7 @@ async def _crew(
 
 
 def _world(
-    setting: Setting, ledger: Ledger, crew: Crew, slots: SlotPool
+    setting: Setting, ledger: Ledger, crew: Crew, slots: SlotPool, zone: tzinfo
 ) -> tuple[World, Shelf, Callable[[Grant], None]]:
     """What attempts act through, the rules and budgets included."""
     from atlas.control.drive import parse_owner
@@ -255,7 +258,6 @@ def _world(
         if named is not None:
             await kill_tools_of(named.process)
 
-    zone = zone_of(setting.config)
     authority, rules, holds, grants = build_authority(
         setting.vault, zone, crew.late.candidates if setting.asker is None else lambda choice: ()
     )

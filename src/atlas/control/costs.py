@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Final, Literal, TypeAlias
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
@@ -93,14 +92,14 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 class Bookkeeper:
-    """Answers questions about money over one vault."""
+    """Answers questions about money over one vault; days begin and end in `zone`."""
 
-    def __init__(self, ledger: Ledger, vault: Vault, config: Config, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, vault: Vault, config: Config, clock: Clock, zone: tzinfo) -> None:
         self._ledger = ledger
         self._vault = vault
         self._config = config
         self._clock = clock
-        self._zone = zone_of(config.time_zone)
+        self._zone = zone
 
     async def costs(self, by: By, since: str, limit: int) -> Costs:
         """Totals since a day, with the caps of now."""
@@ -231,24 +230,12 @@ class Bookkeeper:
         return datetime.fromtimestamp(self._clock.now_us() // MICRO, UTC).astimezone(self._zone)
 
 
-def zone_of(name: str) -> tzinfo:
-    """The time zone of that name; Invalid when this machine knows none."""
-    if name == "UTC":
-        return UTC
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise Invalid(
-            f"there is no time zone {name!r} on this machine",
-            hint="Write time_zone as in Europe/Berlin; where no zones are installed: pip install tzdata.",
-            code="bad_time_zone",
-        ) from None
-
-
 def grouped(rows: Iterable[SpendRow], by: By) -> list[CostRow]:
     """The totals by day (in order), or by agent or model (the dearest first)."""
     found: dict[str, list[CostRow]] = {}
     for row in rows:
+        if by == "model" and not row.model and row.spend == Spend(steps=row.spend.steps):
+            continue  # steps that used no model and cost nothing
         name = {"day": row.day, "agent": row.agent}.get(by, row.model or "(no model)")
         found.setdefault(name, []).append(_spend_row(name, row))
     sums = [_sum(name, parts) for name, parts in found.items()]

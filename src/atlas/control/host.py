@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from datetime import tzinfo
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ import msgspec
 
 from atlas.control.agents import Agents, Inline, Options
 from atlas.control.approval import Approvals
+from atlas.control.costs import Bookkeeper
 from atlas.control.delta import Deltas
 from atlas.control.drive import Driver
 from atlas.control.history import created_of, glance, load
@@ -67,6 +69,7 @@ class Host:
         vault: Vault,
         config: Config,
         clock: Clock,
+        zone: tzinfo,
         agents: Agents,
         driver: Driver,
         executor: Callable[[State], Executor],
@@ -82,6 +85,7 @@ class Host:
         self.vault = vault
         self.config = config
         self.clock = clock
+        self.books = Bookkeeper(ledger, vault, config, clock, zone)
         self._agents = agents
         self._driver = driver
         self._executor = executor

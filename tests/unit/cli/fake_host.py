@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from atlas.control.costs import Bookkeeper
 from atlas.control.delta import Deltas
 from atlas.control.report import InboxEntry, ReplayReport, RunReport, Tokens, VerifyReport
 from atlas.kernel.budget import Warned
@@ -148,6 +150,11 @@ class FakeHost:
         self.next_page = ""
         self.verdict = VerifyReport(1, 4, 0, True, ())
         self.replayed = ReplayReport("run_1", 3, True, (), "identical")
+
+    @property
+    def books(self) -> Bookkeeper:
+        parts: Any = self
+        return Bookkeeper(parts.ledger, parts.vault, parts.config, parts.clock, UTC)
 
     def add(self, row: RunRow, output: object = None, **changes: Any) -> RunRow:
         self.rows[row.run_id] = row

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from atlas.control.costs import Bookkeeper, CostRow, zone_of
+from atlas.control.costs import Bookkeeper, CostRow
 from atlas.kernel.budget import Cap, Hold, Meter, Pool, Reservation, Settlement
 from atlas.kernel.config import Config
 from atlas.kernel.contract import Budget, Contract
@@ -17,6 +17,7 @@ from atlas.kernel.port import Vault
 from atlas.kernel.run import Append, Lease, NewRun
 from atlas.ledger.memory import MemoryLedger
 from atlas.testing.clock import START_US, FakeClock
+from atlas.vault.zone import zone_of
 
 USD = 1_000_000
 DAY_S = 86_400
@@ -44,7 +45,7 @@ class Books:
         self.clock = FakeClock(START_US + 10 * DAY_S * USD + 43_200 * USD)  # noon of 2026-01-11 in UTC
         self.ledger = MemoryLedger(self.clock)
         vault = cast(Vault, OneAgent(agent))
-        self.keeper = Bookkeeper(self.ledger, vault, Config(budget=fleet, time_zone=zone), self.clock)
+        self.keeper = Bookkeeper(self.ledger, vault, Config(budget=fleet, time_zone=zone), self.clock, zone_of(zone))
         self._number = 0
 
     async def run(self, run_id: str, parent: str = "", root: str = "", pools: tuple[Pool, ...] = ()) -> Lease:
@@ -93,6 +94,20 @@ def test_costs_add_up_by_day_agent_and_model() -> None:
         by_run = await books.keeper.costs("run", "30d", 20)
         assert named(by_run.rows) == {"run_a": (1.75, 0.5)}
         assert (await books.keeper.costs("day", "2026-01-11", 20)).rows == ()
+
+    asyncio.run(play())
+
+
+def test_steps_that_cost_nothing_are_no_model() -> None:
+    async def play() -> None:
+        books = Books()
+        await books.ledger.open()
+        lease = await books.run("run_a")
+        await books.spend(lease, "2026-01-11", 250_000)
+        await books.ledger.append(Append(lease, spend=Spend(1)))
+        assert list(named((await books.keeper.costs("model", "1d", 20)).rows)) == ["lab:small"]
+        await books.ledger.append(Append(lease, spend=Spend(1, cost_micro_usd=7)))
+        assert list(named((await books.keeper.costs("model", "1d", 20)).rows)) == ["lab:small", "(no model)"]
 
     asyncio.run(play())
 

@@ -55,11 +55,9 @@ def budget(terminal: Terminal, what: str, schedules: int, processes: int, seed: 
 
 async def _show(terminal: Terminal) -> int:
     from atlas.cli.commands.costs import print_caps
-    from atlas.control.costs import Bookkeeper
 
     async with terminal.open() as host:
-        keeper = Bookkeeper(host.ledger, host.vault, host.config, host.clock)
-        caps, pools = await keeper.standings(), await keeper.pools()
+        caps, pools = await host.books.standings(), await host.books.pools()
     if terminal.is_json:
         terminal.emit({"caps": caps, "pools": pools})
         return 0

@@ -69,10 +69,8 @@ def costs(terminal: Terminal, run: str, by: By, since: str, limit: int, is_csv: 
 
 
 async def _costs(terminal: Terminal, by: By, since: str, limit: int, is_csv: bool) -> int:
-    from atlas.control.costs import Bookkeeper
-
     async with terminal.open() as host:
-        found = await Bookkeeper(host.ledger, host.vault, host.config, host.clock).costs(by, since, limit)
+        found = await host.books.costs(by, since, limit)
     if terminal.is_json:
         terminal.emit(found)
     elif is_csv:
@@ -84,11 +82,10 @@ async def _costs(terminal: Terminal, by: By, since: str, limit: int, is_csv: boo
 
 async def _tree(terminal: Terminal, text: str, is_csv: bool) -> int:
     from atlas.cli.text import clean, short
-    from atlas.control.costs import Bookkeeper
 
     async with terminal.open() as host:
         row = await host.find_run(text)
-        total, *rows = await Bookkeeper(host.ledger, host.vault, host.config, host.clock).tree(row)
+        total, *rows = await host.books.tree(row)
     if terminal.is_json:
         terminal.emit({"total": total, "runs": rows})
     elif is_csv:
