@@ -26,7 +26,7 @@ POINTS = (
     "code.started:1",
     *(f"{point}:{number}" for point in ("intent.before", "intent.durable", "perform.sent") for number in (1, 3)),
     *(f"{point}:{number}" for point in ("receipt.before", "receipt.written") for number in (1, 2, 3)),
-    *(f"commit.{side}:{number}" for side in ("before", "after") for number in range(2, 8)),
+    *(f"commit.{side}:{number}" for side in ("before", "after") for number in range(2, 6)),
     "end.before:1",
     "end.durable:1",
 )

@@ -113,6 +113,8 @@ class Store:
             self.db.set_trace_callback(statements.append)
             try:
                 work()
+                if is_write:
+                    self.desk.flush()
             finally:
                 self.db.set_progress_handler(None, 1)
                 self.db.set_trace_callback(None)

@@ -274,5 +274,5 @@ def _under(standing: Standing | None) -> Hold:
 
 
 def failed(done: asyncio.Future[Appended]) -> bool:
-    """Whether a commit did not happen."""
-    return done.cancelled() or done.exception() is not None
+    """Whether a commit did not happen, or only that of what went before."""
+    return done.cancelled() or done.exception() is not None or done.result().refused is not None

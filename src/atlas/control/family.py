@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from atlas.control.admit import failed
 from atlas.control.payload import inline, pack, unpack
 from atlas.control.record import Record
 from atlas.control.signal import ChildEndedBody, ChildParkedBody, cancel_signal
@@ -62,9 +63,7 @@ class Family:
 
         tree = TreeLimits(limits.tree_runs, limits.spawns_per_minute)
         commit = record.write_child(intent, child, tree, refused)
-        commit.add_done_callback(
-            lambda done: None if done.cancelled() or done.exception() else self._post(ChildStarted(call, intent))
-        )
+        commit.add_done_callback(lambda done: None if failed(done) else self._post(ChildStarted(call, intent)))
 
     def expect(self, call: CallMade) -> None:
         """The code waits for this child from now on."""

@@ -85,16 +85,15 @@ class Record:
         refused: Callable[[AtlasError], None],
     ) -> asyncio.Future[Appended]:
         """Commits an intent together with what it reserves; applies nothing, because a cap may refuse it."""
-        self.hand_over()
         now_us = self.clock.now_us()
         drafts = (draft(intent, now_us, self.state.principal),)
-        return self._enqueue(Append(lease=self.lease, drafts=drafts, reserve=reservation, settle=settle), refused)
+        batch = Append(lease=self.lease, drafts=drafts, reserve=reservation, settle=settle)
+        return self._enqueue(batch, refused, self._taken())
 
     def write_child(
         self, intent: Body, child: NewRun, limits: TreeLimits, refused: Callable[[AtlasError], None]
     ) -> asyncio.Future[Appended]:
         """Commits an intent together with the run it starts; applies nothing, because the tree may refuse it."""
-        self.hand_over()
         now_us = self.clock.now_us()
         batch = Append(
             lease=self.lease,
@@ -102,7 +101,7 @@ class Record:
             children=(child,),
             tree_limits=limits,
         )
-        return self._enqueue(batch, refused)
+        return self._enqueue(batch, refused, self._taken())
 
     def accept(self, body: Body) -> None:
         """Applies a body that is already durable."""
@@ -131,10 +130,13 @@ class Record:
             await asyncio.wait(list(self._unconfirmed))
 
     def _apply(self, bodies: tuple[Body, ...]) -> tuple[Draft, ...]:
-        now_us = self.clock.now_us()
+        now_us, state = self.clock.now_us(), self.state
+        drafts = []
         for body in bodies:
-            self.state = apply(self.state, body, now_us)
-        return tuple(draft(body, now_us, self.state.principal) for body in bodies)
+            state = apply(state, body, now_us)
+            drafts.append(draft(body, now_us, state.principal))
+        self.state = state
+        return tuple(drafts)
 
     def _changed_state(self) -> RunState | None:
         """The row's state when it must follow the run: a parent that only waits for children is waiting."""
@@ -151,23 +153,32 @@ class Record:
 
     def _hold(self, batch: Append) -> asyncio.Future[Appended]:
         """Keeps the batch for the next one that is in a hurry, and for a moment at most."""
+        loop = asyncio.get_running_loop()
         if self._promise is None:
-            loop = asyncio.get_running_loop()
             self._promise = loop.create_future()
-            self._timer = loop.call_later(LAZY_S, self.hand_over)
+        if self._timer is None:
+            self._timer = loop.call_later(LAZY_S, self._release)
         self._held = batch if self._held is None else joined(self._held, batch)
         return self._promise
 
     def _with_held(self, batch: Append) -> Append:
-        if self._held is None:
-            return batch
-        if self._timer is not None:
-            self._timer.cancel()
-        held, self._held, self._timer = self._held, None, None
-        return joined(held, batch)
+        held = self._taken()
+        return batch if held is None else joined(held, batch)
 
-    def _enqueue(self, batch: Append, failed: Callable[[AtlasError], None]) -> asyncio.Future[Appended]:
-        future = asyncio.ensure_future(self.ledger.append(batch))
+    def _taken(self) -> Append | None:
+        """What was held back, now somebody else's to write."""
+        # The timer is left alone: one that finds nothing costs less than one that is set anew for each step.
+        held, self._held = self._held, None
+        return held
+
+    def _release(self) -> None:
+        self._timer = None
+        self.hand_over()
+
+    def _enqueue(
+        self, batch: Append, failed: Callable[[AtlasError], None], before: Append | None = None
+    ) -> asyncio.Future[Appended]:
+        future = asyncio.ensure_future(self.ledger.append(batch, before))
         self._unconfirmed.add(future)
         promise, self._promise = self._promise, None
 
@@ -176,6 +187,8 @@ class Record:
             error = done.exception() if not done.cancelled() else None
             if promise is not None and not promise.done():
                 promise.cancel() if done.cancelled() or error is not None else promise.set_result(done.result())
+            if error is None and not done.cancelled():
+                error = done.result().refused
             if isinstance(error, AtlasError):
                 failed(error)
             elif error is not None:

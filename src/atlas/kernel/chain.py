@@ -7,7 +7,7 @@ drops body and salt; the digest stays, so the chain still holds and the erased t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -51,22 +51,27 @@ def envelope_hash(
 
 def seal(draft: Draft, run_id: str, seq: int, position: int, prev: bytes, salt: bytes) -> Event:
     """`draft` in its envelope, at its place."""
-    digest = body_digest(salt, draft.body)
-    link = envelope_hash(prev, run_id, seq, position, draft.time_us, draft.kind, draft.version, draft.principal, digest)
-    return Event(
-        run_id,
-        seq,
-        position,
-        draft.time_us,
-        draft.kind,
-        draft.version,
-        draft.principal,
-        digest,
-        prev,
-        link,
-        salt,
-        draft.body,
-    )
+    [event] = seal_all((draft,), run_id, seq - 1, position - 1, prev, salt)
+    return event
+
+
+def seal_all(drafts: Sequence[Draft], run_id: str, seq: int, position: int, prev: bytes, salts: bytes) -> list[Event]:
+    """The drafts in their envelopes, one behind the other, after the event at `seq` and `position` whose hash is `prev`.
+
+    `salts` has `SALT_BYTES` for each.
+    """
+    events: list[Event] = []
+    for number, draft in enumerate(drafts):
+        seq += 1
+        position += 1
+        salt = salts[number * SALT_BYTES : (number + 1) * SALT_BYTES]
+        time_us, kind, version, principal, body = draft.time_us, draft.kind, draft.version, draft.principal, draft.body
+        digest = body_digest(salt, body)
+        link = envelope_hash(prev, run_id, seq, position, time_us, kind, version, principal, digest)
+        sealed = Event(run_id, seq, position, time_us, kind, version, principal, digest, prev, link, salt, body)
+        events.append(sealed)
+        prev = link
+    return events
 
 
 def check_chain(run_id: str, events: Iterable[Event], head_seq: int, head_hash: bytes) -> Finding | None:

@@ -159,8 +159,11 @@ class Ledger(Protocol):
         """Lets the leases of an owner known to be dead lapse at once; how many there were."""
         ...
 
-    def append(self, batch: Append) -> Awaitable[Appended]:
+    def append(self, batch: Append, before: Append | None = None) -> Awaitable[Appended]:
         """Commits the batch; the answer comes when it is durable.
+
+        `before`, of the same lease, goes first in the same commit and stands even if `batch` is refused; then the
+        answer is that of `before` and says what refused the other, instead of raising it.
 
         Batches take effect in the order of the calls to `append`, from the moment of the call. StaleLease when
         the lease's generation is not the run's; LimitRefused when `tree_limits` would be passed; BudgetRefused when

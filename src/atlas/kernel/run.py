@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from atlas.kernel.budget import Reservation, Settlement, Warned
-from atlas.kernel.errors import Fault
+from atlas.kernel.errors import AtlasError, Fault
 from atlas.kernel.event import NO_SPEND, Draft, Spend
 
 RunState: TypeAlias = Literal["queued", "running", "waiting", "in_doubt", "succeeded", "failed", "refused", "cancelled"]
@@ -152,11 +152,15 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """Where a commit ended: the run's last sequence number, the ledger's last position, and alerts it raised."""
+    """Where a commit ended: the run's last sequence number, the ledger's last position, and alerts it raised.
+
+    `refused`: why only what went before the batch was committed.
+    """
 
     seq: int
     position: int
     warned: tuple[Warned, ...] = ()
+    refused: AtlasError | None = None
 
 
 class RunRow(msgspec.Struct, frozen=True):

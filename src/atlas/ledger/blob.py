@@ -11,11 +11,16 @@ import hashlib
 import os
 import re
 from pathlib import Path
+from typing import Final, TypeAlias
 
 from atlas.kernel.errors import LedgerCorrupt, LedgerUnavailable, NotFound
 from atlas.kernel.port import Clock
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+FIND_BYTES: Final = 64 * 1024
+"""Bytes whose digest takes no longer than handing them to a thread."""
+_KEPT_MAX: Final = 4096
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_Stamp: TypeAlias = tuple[int, int, int, int]
 
 
 class FileBlobs:
@@ -25,6 +30,13 @@ class FileBlobs:
         self._folder = folder
         self._clock = clock
         self._is_synced = False  # whether the name of the folder itself is on disk
+        self._kept: dict[str, _Stamp] = {}
+
+    def find(self, data: bytes) -> str | None:
+        """The digest of bytes that were put before, when their file is still the one that was synced then."""
+        digest = hashlib.sha256(data).hexdigest()
+        kept = self._kept.get(digest)
+        return digest if kept is not None and kept == _stamp(self._path(digest)) else None
 
     def put(self, data: bytes) -> str:
         """The digest under which the bytes are durably kept."""
@@ -41,6 +53,11 @@ class FileBlobs:
                 self._is_synced = True  # only now: who comes before this syncs for himself
         except OSError as error:
             raise _unavailable(error, path) from error
+        if len(self._kept) >= _KEPT_MAX:
+            self._kept = {}
+        stamp = _stamp(path)
+        if stamp is not None:
+            self._kept[digest] = stamp
         return digest
 
     def get(self, digest: str) -> bytes:
@@ -78,6 +95,14 @@ class FileBlobs:
         except OSError:
             draft.unlink(missing_ok=True)
             raise
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _holds(path: Path, data: bytes) -> bool:

@@ -22,6 +22,8 @@ from atlas.kernel.hold import Cap, Hold, Meter
 from atlas.kernel.run import Append
 from atlas.ledger.rule import utc_day
 
+Sums = tuple[int, int, int, int]  # money spent and held, tokens spent and held
+
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -60,6 +62,9 @@ class Used(msgspec.Struct, frozen=True, gc=False):
         return Used(self.spend.plus(other.spend), cached, saved)
 
 
+NOTHING_USED: Final = Used()
+
+
 class Book(Protocol):
     """The reads that a plan needs, inside the commit."""
 
@@ -89,7 +94,7 @@ class Plan:
     """What a commit changes. `holds` maps an effect to its new hold, or to None when it has none any more."""
 
     def __init__(self) -> None:
-        self.meters: dict[tuple[str, str], tuple[int, int, int, int]] = {}
+        self.meters: dict[tuple[str, str], Sums] = {}
         self.holds: dict[str, Held | None] = {}
         self.totals: dict[Total, Used] = {}
         self.spend = NO_SPEND
@@ -98,10 +103,10 @@ class Plan:
 
     def count(self, meters: Sequence[Meter], money: int, held_money: int, tokens: int, held_tokens: int) -> None:
         """Moves every one of the meters."""
+        change = (money, held_money, tokens, held_tokens)
         for meter in meters:
             key = (meter.scope, meter.bucket)
-            old = self.meters.get(key, (0, 0, 0, 0))
-            self.meters[key] = (old[0] + money, old[1] + held_money, old[2] + tokens, old[3] + held_tokens)
+            self.meters[key] = plus(self.meters[key], change) if key in self.meters else change
 
     def add(self, total: Total, used: Used) -> None:
         """Adds to the run's and the day's totals."""
@@ -116,6 +121,11 @@ class Plan:
             if scope == cap.scope and cap.first <= bucket <= cap.last:
                 balance = balance.plus(*change)
         return balance
+
+
+def plus(one: Sums, other: Sums) -> Sums:
+    """The sum, each of the four on its own."""
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3]
 
 
 def is_free(batch: Append) -> bool:
@@ -151,9 +161,9 @@ def plan(book: Book, batch: Append, *, is_end: bool) -> Plan:
     return made
 
 
-def encode_held(held: Held) -> bytes:
+def hold_row(run_id: str, effect: str, held: Held, now_us: int) -> tuple[str, str, int, int, int, bytes]:
     """The hold as it is stored."""
-    return _ENCODER.encode(held)
+    return run_id, effect, held.hold.micro_usd, held.hold.tokens, now_us, _ENCODER.encode(held)
 
 
 def decode_held(body: bytes) -> Held:
@@ -166,14 +176,14 @@ def _settle(made: Plan, book: Book, run_id: str, settlement: Settlement, held: H
         raise Fault(f"run {run_id} has nothing reserved for effect {settlement.effect}", code="hold_gone")
     hold, spend = held.hold, settlement.spend
     tokens = spend.tokens_in + spend.tokens_out
-    left = Hold()
+    money_left = tokens_left = 0
+    made.holds[settlement.effect] = None
     if not settlement.is_final:
         money_left, tokens_left = max(0, hold.micro_usd - spend.cost_micro_usd), max(0, hold.tokens - tokens)
         limit = min(hold.max_output_tokens, tokens_left)
         left = replace(hold, micro_usd=money_left, tokens=tokens_left, max_output_tokens=limit)
-    made.holds[settlement.effect] = None if settlement.is_final else replace(held, hold=left)
-    released = (left.micro_usd - hold.micro_usd, left.tokens - hold.tokens)
-    made.count(hold.meters, spend.cost_micro_usd, released[0], tokens, released[1])
+        made.holds[settlement.effect] = replace(held, hold=left)
+    made.count(hold.meters, spend.cost_micro_usd, money_left - hold.micro_usd, tokens, tokens_left - hold.tokens)
     model = settlement.model or hold.model
     if model:
         total = Total(hold.day or utc_day(book.now_us), model, settlement.is_estimated)
@@ -191,12 +201,14 @@ def _reserve(made: Plan, book: Book, run_id: str, asked: Reservation) -> None:
         raise Fault(f"a hold cannot be negative: {hold.micro_usd} micro-dollars, {hold.tokens} tokens", code="bad_hold")
     balances = admit(made, book, asked)
     made.count(hold.meters, 0, hold.micro_usd, 0, hold.tokens)
-    near = [is_near(cap, found, hold) for cap, found in zip(asked.caps, balances, strict=True)]
-    made.holds[asked.effect] = Held(
-        hold,
-        tuple(cap for cap, is_close in zip(asked.caps, near, strict=True) if is_close),
-        tuple(cap for cap, is_close in zip(asked.caps, near, strict=True) if cap.warn_at and not is_close),
-    )
+    near: list[Cap] = []
+    far: list[Cap] = []
+    for cap, balance in zip(asked.caps, balances, strict=True):
+        if is_near(cap, balance, hold):
+            near.append(cap)
+        elif cap.warn_at:
+            far.append(cap)
+    made.holds[asked.effect] = Held(hold, tuple(near), tuple(far))
 
 
 def admit(made: Plan, book: Book, asked: Reservation) -> list[Balance]:

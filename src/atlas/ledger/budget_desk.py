@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import starmap
+from operator import itemgetter
 
 from msgspec.structs import astuple
 
 from atlas.kernel.budget import Balance, Warned
 from atlas.kernel.hold import Cap
-from atlas.ledger.budget import Held, Plan, Used, decode_held, encode_held
+from atlas.ledger.budget import NOTHING_USED, Held, Plan
 from atlas.ledger.desk import Desk
 
 
@@ -26,12 +27,11 @@ class DeskBook:
 
     def find_hold(self, run_id: str, effect: str) -> Held | None:
         """What the effect has reserved and not settled yet."""
-        row = self._desk.one("get_hold", (run_id, effect))
-        return decode_held(row[1]) if row is not None else None
+        return self._desk.holds(run_id).get(effect)
 
     def holds(self, run_id: str) -> list[tuple[str, Held]]:
         """Everything the run has reserved and not settled yet."""
-        return [(effect, decode_held(body)) for effect, body in self._desk.all("run_holds", (run_id,))]
+        return sorted(self._desk.holds(run_id).items(), key=itemgetter(0))
 
     def is_warned(self, warned: Warned) -> bool:
         """Whether this alert was raised before."""
@@ -42,17 +42,12 @@ class DeskBook:
 def carry_out(desk: Desk, plan: Plan, run_id: str, agent: str, principal: str) -> None:
     """Writes what the plan changes."""
     for effect, held in plan.holds.items():
-        if held is None:
-            desk.do("drop_hold", (run_id, effect))
-        else:
-            hold = held.hold
-            values = (run_id, effect, hold.micro_usd, hold.tokens, desk.now_us, encode_held(held))
-            desk.do("set_hold", values)
+        desk.set_hold(run_id, effect, held)
     if plan.meters:
-        desk.add_meters([(*key, *change) for key, change in plan.meters.items()])
+        desk.add_meters(plan.meters)
     for total, used in plan.totals.items():
-        if used != Used():
+        if used != NOTHING_USED:
             key = (total.day, agent, principal, total.model, int(total.is_estimated))
-            desk.do("add_spend", (*key, *astuple(used.spend), used.cached_in, used.saved_micro_usd))
+            desk.add_total(key, (*astuple(used.spend), used.cached_in, used.saved_micro_usd))
     for warned in plan.warned:
         desk.do("add_warned", astuple(warned))

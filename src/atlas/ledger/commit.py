@@ -6,34 +6,20 @@ nothing written costs its group nothing. What is refused later is undone by the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
-import msgspec
+from msgspec.structs import astuple, replace
 
 from atlas.kernel.chain import GENESIS
+from atlas.kernel.errors import AtlasError
 from atlas.kernel.run import PARKED, TERMINAL, Append, Appended, NewRun, NewSignal, RunState, Submitted
 from atlas.ledger import budget, rule
 from atlas.ledger.budget_desk import DeskBook, carry_out
 from atlas.ledger.desk import Desk
+from atlas.ledger.known import Head
 from atlas.ledger.queue import open_next_turn, queue, tag_for
 
-
-class Head(msgspec.Struct, frozen=True, gc=False):
-    """A run's row as an append needs it; the columns of `run_head`."""
-
-    rowid: int
-    state: RunState
-    owner: str
-    generation: int
-    seq: int
-    hash: bytes
-    agent: str
-    principal: str
-    session_id: str
-    turn: int
-    root_run_id: str
-    place: str
-    priority: int
+_NO_SPEND: Final = (0, 0, 0, 0, 0)
 
 
 def submit(desk: Desk, run: NewRun) -> Submitted:
@@ -48,10 +34,9 @@ def submit(desk: Desk, run: NewRun) -> Submitted:
 def append(desk: Desk, batch: Append) -> Appended:
     """Everything in the batch, by the holder of the lease."""
     run_id = batch.lease.run_id
-    row = desk.one("run_head", (run_id,))
-    if row is None:
+    head = desk.head(run_id)
+    if head is None:
         raise rule.no_run(run_id)
-    head = Head(*row)
     rule.check_fence(batch.lease, head.owner, head.generation)
     state, released = rule.settle(head.state, batch)
     children = _new_children(desk, batch, head) if batch.children else ()
@@ -59,7 +44,8 @@ def append(desk: Desk, batch: Append) -> Appended:
     plan = budget.plan(DeskBook(desk), batch, is_end=is_end) if is_end or not budget.is_free(batch) else None
 
     seq, link = desk.write_events(run_id, batch.drafts, head.seq, head.hash) if batch.drafts else (head.seq, head.hash)
-    _touch(desk, head, plan, seq, link)
+    spend = (*astuple(plan.spend), plan.estimated_micro_usd) if plan is not None and plan.totals else _NO_SPEND
+    desk.touch(run_id, head, seq, link, spend)
     if plan is not None:
         carry_out(desk, plan, run_id, head.agent, head.principal)
     for signal_id in batch.consumed:
@@ -70,12 +56,24 @@ def append(desk: Desk, batch: Append) -> Appended:
     for signal in batch.signals:
         insert_signal(desk, signal)
     for item in batch.inbox_open:
-        desk.do("open_inbox", msgspec.structs.astuple(item))
+        desk.do("open_inbox", astuple(item))
     for effect in batch.inbox_close:
         desk.do("close_inbox", (run_id, effect))
     if released or state != head.state:
         _move(desk, head, batch, state, released)
     return Appended(seq, desk.position, tuple(plan.warned) if plan else ())
+
+
+def append_behind(desk: Desk, before: Append, batch: Append) -> Appended:
+    """Both, one after the other; the first stands alone when the second is refused before it wrote anything."""
+    first = append(desk, before)
+    done = desk.changes
+    try:
+        return append(desk, batch)
+    except AtlasError as error:
+        if desk.changes != done:
+            raise
+        return replace(first, refused=error)
 
 
 def insert_signal(desk: Desk, signal: NewSignal) -> bool:
@@ -158,15 +156,6 @@ def _take_turn(desk: Desk, run: NewRun) -> int:
         return 0
     desk.do("take_turn", (turns + 1, run.session_id))
     return int(turns) + 1
-
-
-def _touch(desk: Desk, head: Head, plan: budget.Plan | None, seq: int, link: bytes) -> None:
-    """Moves the head of the chain and adds what was spent."""
-    if plan is None or not plan.totals:
-        desk.do("touch_run", (seq, link, desk.now_us, head.rowid))
-        return
-    spend: Any = msgspec.structs.astuple(plan.spend)
-    desk.do("touch_run_spend", (seq, link, desk.now_us, *spend, plan.estimated_micro_usd, head.rowid))
 
 
 def _move(desk: Desk, head: Head, batch: Append, state: RunState, released: bool) -> None:

@@ -27,7 +27,7 @@ from atlas.kernel.run import (
     Submitted,
 )
 from atlas.ledger import commit, queue, read, rule
-from atlas.ledger.blob import FileBlobs
+from atlas.ledger.blob import FIND_BYTES, FileBlobs
 from atlas.ledger.desk import Desk
 
 T = TypeVar("T")
@@ -77,8 +77,10 @@ class DatabaseLedger(ABC):
         """Lets the leases of an owner lapse at once."""
         return await self._put(lambda desk: queue.expire(desk, owner))
 
-    def append(self, batch: Append) -> Awaitable[Appended]:
+    def append(self, batch: Append, before: Append | None = None) -> Awaitable[Appended]:
         """Commits the batch; its place in the order is fixed by this call, not by the await."""
+        if before is not None:
+            return self._put(lambda desk: commit.append_behind(desk, before, batch), lease=batch.lease)
         return self._put(lambda desk: commit.append(desk, batch), is_lazy=batch.lazy, lease=batch.lease)
 
     async def signal(self, signal: NewSignal) -> bool:
@@ -132,6 +134,8 @@ class DatabaseLedger(ABC):
     async def put_blob(self, data: bytes) -> str:
         """The SHA-256 under which the bytes are durably kept."""
         self._check_process()
+        if len(data) <= FIND_BYTES and (found := self._blobs.find(data)) is not None:
+            return found
         return await asyncio.to_thread(self._blobs.put, data)
 
     async def get_blob(self, digest: str) -> bytes:

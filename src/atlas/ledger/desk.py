@@ -7,10 +7,15 @@ Rows have no type of their own: whoever names a statement knows its columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from atlas.kernel.event import Draft
 from atlas.kernel.hold import Cap
+from atlas.ledger.budget import Held, Sums
+from atlas.ledger.known import Head
+
+# These statements change what a head says of the run that their last parameter names.
+CHANGE_HEAD: Final = frozenset({"move_run", "release_run", "end_run", "queue_run", "take_run"})
 
 T = TypeVar("T")
 
@@ -18,7 +23,7 @@ T = TypeVar("T")
 class Transaction(Protocol):
     """The writer's connection and what its transaction knows; made and used in the writer's thread only.
 
-    `has_work` says whether the transaction made work for somebody: a submission, a signal, a run's new state.
+    `has_work` says whether the transaction made work for somebody: a submission, a signal, a run that rests or ends.
     """
 
     has_work: bool
@@ -63,16 +68,36 @@ class Desk(Transaction, Protocol):
         """How many rows the statement changed, where that matters."""
         ...
 
-    def write_events(self, run_id: str, drafts: Sequence[Draft], seq: int, head: bytes) -> tuple[int, bytes]:
-        """Seals and stores the drafts behind `seq`; the run's new last sequence number and hash."""
+    def head(self, run_id: str) -> Head | None:
+        """The run as it is now, or None when there is none."""
         ...
 
-    def sum_meters(self, caps: Sequence[Cap]) -> list[tuple[int, int, int, int]]:
+    def touch(self, run_id: str, head: Head, seq: int, link: bytes, spend: Sequence[int]) -> None:
+        """Moves the head, at the latest with the commit, and adds to the run's totals: the columns of `touch_run`."""
+        ...
+
+    def write_events(self, run_id: str, drafts: Sequence[Draft], seq: int, link: bytes) -> tuple[int, bytes]:
+        """Seals the drafts behind `seq` and stores them with the commit; the run's new last sequence number and hash."""
+        ...
+
+    def holds(self, run_id: str) -> Mapping[str, Held]:
+        """Everything the run has reserved and not settled yet, by effect."""
+        ...
+
+    def set_hold(self, run_id: str, effect: str, held: Held | None) -> None:
+        """Stores what the effect has reserved now; None when that is nothing any more."""
+        ...
+
+    def sum_meters(self, caps: Sequence[Cap]) -> list[Sums]:
         """For each cap what its meters add up to: money spent and held, tokens spent and held."""
         ...
 
-    def add_meters(self, rows: Sequence[tuple[str, str, int, int, int, int]]) -> None:
-        """Moves meters: scope, bucket, and what is added to money spent and held, tokens spent and held."""
+    def add_meters(self, changes: Mapping[tuple[str, str], Sums]) -> None:
+        """Moves meters, at the latest with the commit: by scope and bucket, what is added to each of the four."""
+        ...
+
+    def add_total(self, key: tuple[Any, ...], used: Sequence[int]) -> None:
+        """Adds to a total of the day, at the latest with the commit: the columns of `add_spend`."""
         ...
 
     def erase(self, run_id: str, seq: int) -> bool:

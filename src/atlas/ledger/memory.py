@@ -141,15 +141,25 @@ class MemoryLedger:
                 self._has_work = True
             return len(live)
 
-    def append(self, batch: Append) -> Awaitable[Appended]:
+    def append(self, batch: Append, before: Append | None = None) -> Awaitable[Appended]:
         """Commits the batch at once; the answer is there already."""
         answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         try:
             with self._commit():
-                answer.set_result(self._append(batch))
+                answer.set_result(self._append(batch) if before is None else self._append_behind(before, batch))
         except AtlasError as error:
             answer.set_exception(error)
         return answer
+
+    def _append_behind(self, before: Append, batch: Append) -> Appended:
+        first = self._append(before)
+        done = len(self._undo)
+        try:
+            return self._append(batch)
+        except AtlasError as error:
+            if len(self._undo) != done:
+                raise
+            return replace(first, refused=error)
 
     async def signal(self, signal: NewSignal) -> bool:
         """Inserts the signal once, and queues the run when it is parked."""
@@ -524,7 +534,6 @@ class MemoryLedger:
         self._set(self._runs, run_id, changed)
         self._set(self._leased, run_id, True)
         self._drop(self._queued, run_id)
-        self._has_work = True
         return Claimed(lease, row.owner)
 
 

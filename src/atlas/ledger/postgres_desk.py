@@ -8,18 +8,22 @@ writes and commits. Between the two the server counts us as idle and ends the se
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import psycopg
 from msgspec.structs import astuple
 
-from atlas.kernel.chain import SALT_BYTES, seal
+from atlas.kernel.chain import SALT_BYTES, seal_all
 from atlas.kernel.errors import Fault, LedgerUnavailable
 from atlas.kernel.event import Draft, Event
-from atlas.kernel.hold import Cap, Meter
+from atlas.kernel.hold import Cap
 from atlas.kernel.port import Clock
+from atlas.ledger.budget import Held, Sums, decode_held, hold_row
+from atlas.ledger.desk import CHANGE_HEAD
+from atlas.ledger.known import Head, Known
+from atlas.ledger.pending import Pending, Row
 from atlas.ledger.postgres_error import is_fatal
 from atlas.ledger.postgres_link import Connection, Link
 from atlas.ledger.postgres_read import cap_columns
@@ -27,8 +31,6 @@ from atlas.ledger.postgres_schema import check_schema
 
 # Whoever calls these wants to know how many rows they changed; the others need not be waited for.
 _COUNTED: Final = frozenset({"consume_signal", "insert_signal", "renew_lease", "expire_owner", "erase_event"})
-# These change what `run_head` reads, in the run that their last parameter names.
-_CHANGE_HEAD: Final = frozenset({"move_run", "release_run", "end_run", "queue_run", "take_run"})
 
 
 class Doubt(msgspec.Struct, frozen=True):
@@ -57,14 +59,9 @@ class PostgresDesk:
         self.doubt: Doubt | None = None
         self._transaction = ""
         self._last_event: Event | None = None
-        self._heads: dict[str, tuple[Any, ...]] = {}
+        self._known = Known()
+        self._pending = Pending()
         self._queued: list[tuple[str, Sequence[Any]]] = []
-        self._events: list[Event] = []
-        self._touched: dict[str, list[Any]] = {}
-        self._spent: dict[tuple[Any, ...], list[int]] = {}
-        self._metered: dict[tuple[str, str], list[int]] = {}
-        self._holds: dict[str, dict[str, bytes]] = {}
-        self._sums: dict[tuple[str, str, str], tuple[Cap, list[int]]] = {}
 
     def begin(self, run_ids: Sequence[str]) -> None:
         """Takes the lock of writes and looks up what the group will need, the heads of these runs included.
@@ -88,12 +85,8 @@ class PostgresDesk:
         self.now_us, self.position, self._transaction, schema = row
         if schema != str(self.schema):
             check_schema(connection, self.schema, self.link.where)
-        if heads is not None:
-            self._heads = {head[0]: head for head in heads}
-        if holds is not None:
-            self._holds = {run_id: {} for run_id in run_ids}
-            for run_id, effect, body in holds:
-                self._holds[run_id][effect] = body
+        if heads is not None and holds is not None:
+            self._know(run_ids, heads, holds)
 
     def commit(self) -> None:
         """Makes the transaction durable. When the answer is lost, `doubt` names the transaction."""
@@ -148,18 +141,10 @@ class PostgresDesk:
 
     def one(self, name: str, parameters: Sequence[Any]) -> Any:
         """The first row, or None."""
-        if name == "run_head":
-            return self._head(parameters[0])
-        if name == "get_hold":
-            run_id, effect = parameters
-            body = self._held(run_id).get(effect)
-            return (effect, body) if body is not None else None
         return self._ask(name, parameters).fetchone()
 
     def all(self, name: str, parameters: Sequence[Any]) -> list[Any]:
         """Every row."""
-        if name == "run_holds":
-            return sorted(self._held(parameters[0]).items())
         return self._ask(name, parameters).fetchall()
 
     def do(self, name: str, parameters: Sequence[Any]) -> int:
@@ -169,58 +154,74 @@ class PostgresDesk:
             self.changes += count
             return count
         self.changes += 1
-        match name:
-            case "touch_run":
-                seq, link, now_us, run_id = parameters
-                self._touch(run_id, seq, link, now_us, (0, 0, 0, 0, 0))
-            case "touch_run_spend":
-                seq, link, now_us, *spend, run_id = parameters
-                self._touch(run_id, seq, link, now_us, spend)
-            case "add_spend":
-                key, used = tuple(parameters[:5]), parameters[5:]
-                total = self._spent.setdefault(key, [0] * len(used))
-                total[:] = map(int.__add__, total, used)
-            case "set_hold":
-                self._held(parameters[0])[parameters[1]] = parameters[-1]
-                self._queued.append((name, parameters))
-            case "drop_hold":
-                self._held(parameters[0]).pop(parameters[1], None)
-                self._queued.append((name, parameters))
-            case _:
-                self._queued.append((name, parameters))
-                if name in _CHANGE_HEAD:
-                    self._heads.pop(parameters[-1], None)
+        self._queued.append((name, parameters))
+        if name in CHANGE_HEAD:
+            self._known.drop_run(parameters[-1])
         return 1
 
-    def write_events(self, run_id: str, drafts: Sequence[Draft], seq: int, head: bytes) -> tuple[int, bytes]:
-        """Seals and stores the drafts behind `seq`; the run's new last sequence number and hash."""
-        salts = self.clock.entropy(SALT_BYTES * len(drafts))
-        for index, draft in enumerate(drafts):
-            seq += 1
-            self.position += 1
-            salt = salts[index * SALT_BYTES : (index + 1) * SALT_BYTES]
-            event = seal(draft, run_id, seq, self.position, head, salt)
-            self._events.append(event)
-            self._last_event = event
-            head = event.hash
-        self.changes += len(drafts)
-        return seq, head
+    def head(self, run_id: str) -> Head | None:
+        """The run as it is now, or None when there is none."""
+        head = self._known.heads.get(run_id)
+        if head is None:
+            row = self._ask("run_head", (run_id,)).fetchone()
+            if row is None:
+                return None
+            head = Head(*row)
+            self._known.add_head(run_id, head)
+        return head
 
-    def sum_meters(self, caps: Sequence[Cap]) -> list[tuple[int, int, int, int]]:
-        """What the meters under each cap add up to; asked of the server once in a transaction, then kept up here."""
-        keys = [(cap.scope, cap.first, cap.last) for cap in caps]
-        unknown = [cap for cap, key in zip(caps, keys, strict=True) if key not in self._sums]
+    def touch(self, run_id: str, head: Head, seq: int, link: bytes, spend: Sequence[int]) -> None:
+        """Moves the head, at the latest with the commit, and adds to the run's totals."""
+        self.changes += 1
+        self._known.move_head(run_id, seq, link)
+        self._pending.touch(head.rowid, seq, link, self.now_us, spend)
+
+    def write_events(self, run_id: str, drafts: Sequence[Draft], seq: int, link: bytes) -> tuple[int, bytes]:
+        """Seals the drafts behind `seq` and stores them with the commit; the run's new last sequence number and hash."""
+        count = len(drafts)
+        events = seal_all(drafts, run_id, seq, self.position, link, self.clock.entropy(SALT_BYTES * count))
+        self._pending.events += events
+        self._last_event = events[-1]
+        self.position += count
+        self.changes += count
+        return seq + count, events[-1].hash
+
+    def holds(self, run_id: str) -> Mapping[str, Held]:
+        """Everything the run has reserved and not settled yet, by effect."""
+        holds = self._known.holds.get(run_id)
+        if holds is None:
+            found = {effect: decode_held(body) for effect, body in self._ask("run_holds", (run_id,))}
+            self._known.add_holds(run_id, found)
+            return found
+        return holds
+
+    def set_hold(self, run_id: str, effect: str, held: Held | None) -> None:
+        """Stores what the effect has reserved now; None when that is nothing any more."""
+        if held is None:
+            self.do("drop_hold", (run_id, effect))
+        else:
+            self.do("set_hold", hold_row(run_id, effect, held, self.now_us))
+        self._known.set_hold(run_id, effect, held)
+
+    def sum_meters(self, caps: Sequence[Cap]) -> list[Sums]:
+        """What the meters under each cap add up to; asked of the server once in a transaction, then followed here."""
+        unknown = [cap for cap in caps if self._known.sums(cap) is None]
         if unknown:
             rows = self._ask("sum_caps", cap_columns(unknown)).fetchall()
             for cap, (sums,) in zip(unknown, rows, strict=True):
-                self._sums[cap.scope, cap.first, cap.last] = (cap, sums)
-        return [(one[0], one[1], one[2], one[3]) for one in (self._sums[key][1] for key in keys)]
+                self._known.add_sums(cap, (sums[0], sums[1], sums[2], sums[3]))
+        return [self._known.sums(cap) or (0, 0, 0, 0) for cap in caps]
 
-    def add_meters(self, rows: Sequence[tuple[str, str, int, int, int, int]]) -> None:
+    def add_meters(self, changes: Mapping[tuple[str, str], Sums]) -> None:
         """Moves meters, at the latest with the commit."""
-        self.changes += len(rows)
-        for scope, bucket, *change in rows:
-            self._meter(Meter(scope, bucket), change)
+        self.changes += len(changes)
+        self._known.move_meters(changes)
+        self._pending.add_meters(changes)
+
+    def add_total(self, key: tuple[Any, ...], used: Sequence[int]) -> None:
+        """Adds to a total of the day, at the latest with the commit."""
+        self.changes += 1
+        self._pending.add_total(key, used)
 
     def erase(self, run_id: str, seq: int) -> bool:
         """Empties one event; the old bytes leave the server's files with its next vacuum."""
@@ -245,37 +246,18 @@ class PostgresDesk:
             )
         return bool(row[0] == "committed")
 
-    def _head(self, run_id: str) -> Any:
-        if run_id not in self._heads:
-            row = self._ask("run_head", (run_id,)).fetchone()
-            if row is None:
-                return None
-            self._heads[run_id] = row
-        return self._heads[run_id]
-
-    def _held(self, run_id: str) -> dict[str, bytes]:
-        if run_id not in self._holds:
-            self._holds[run_id] = dict(self._ask("run_holds", (run_id,)).fetchall())
-        return self._holds[run_id]
-
-    def _meter(self, meter: Meter, change: Sequence[int]) -> None:
-        moved = self._metered.setdefault((meter.scope, meter.bucket), [0, 0, 0, 0])
-        moved[:] = map(int.__add__, moved, change)
-        for cap, sums in self._sums.values():
-            if cap.covers(meter):
-                sums[:] = map(int.__add__, sums, change)
-
-    def _touch(self, run_id: str, seq: int, link: bytes, now_us: int, spend: Sequence[int]) -> None:
-        touched = self._touched.setdefault(run_id, [seq, link, now_us, 0, 0, 0, 0, 0])
-        touched[:3] = seq, link, now_us
-        touched[3:] = map(int.__add__, touched[3:], spend)
-        head = self._heads.get(run_id)
-        if head is not None:
-            self._heads[run_id] = (*head[:4], seq, link, *head[6:])
+    def _know(self, run_ids: Sequence[str], heads: Iterable[Row], holds: Iterable[Row]) -> None:
+        for row in heads:
+            self._known.add_head(row[0], Head(*row))
+        found: dict[str, dict[str, Held]] = {run_id: {} for run_id in run_ids}
+        for run_id, effect, body in holds:
+            found[run_id][effect] = decode_held(body)
+        for run_id, held in found.items():
+            self._known.add_holds(run_id, held)
 
     def _ask(self, name: str, parameters: Sequence[Any]) -> psycopg.Cursor[tuple[Any, ...]]:
         """The answer to a statement, after everything that was written before it."""
-        if not (self._queued or self._events or self._touched or self._spent or self._metered):
+        if not (self._queued or self._pending):
             return self.connection.execute(self.sql[name], parameters, binary=True)
         with _in_one_piece(self.connection):
             self._send()
@@ -287,36 +269,26 @@ class PostgresDesk:
         Events go first, since no statement of a commit reads them. Touches go last: they set columns of the run that
         nothing else sets, except for the time of change, which is the same throughout, and never precede its row.
         """
-        queued, events, touched = self._queued, self._events, self._touched
-        spent, metered = self._spent, self._metered
-        self._queued, self._events, self._touched, self._spent, self._metered = [], [], {}, {}, {}
-        if events:
-            self._bulk("insert_events", [astuple(event) for event in events])
+        queued, self._queued = self._queued, []
+        self._bulk("insert_events", [astuple(event) for event in self._pending.take_events()])
         for name, parameters in queued:
             self.connection.execute(self.sql[name], parameters)
-        if touched:
-            self._bulk("touch_runs", [(run_id, *values) for run_id, values in touched.items()])
-        if spent:
-            self._bulk("add_spends", [(*key, *values) for key, values in spent.items()])
-        if metered:
-            self._bulk("add_meters", [(*key, *values) for key, values in metered.items()])
+        self._bulk("touch_runs", self._pending.take_heads())
+        self._bulk("add_spends", self._pending.take_totals())
+        self._bulk("add_meters", self._pending.take_meters())
 
-    def _bulk(self, name: str, rows: list[tuple[Any, ...]]) -> None:
-        self.connection.execute(self.sql[name], [list(column) for column in zip(*rows, strict=True)])
+    def _bulk(self, name: str, rows: Sequence[Row]) -> None:
+        if rows:
+            self.connection.execute(self.sql[name], [list(column) for column in zip(*rows, strict=True)])
 
     def _reset(self) -> None:
         self.has_work = False
         self.changes = 0
         self._transaction = ""
         self._last_event = None
-        self._heads = {}
+        self._known = Known()
+        self._pending = Pending()
         self._queued = []
-        self._events = []
-        self._touched = {}
-        self._spent = {}
-        self._metered = {}
-        self._holds = {}
-        self._sums = {}
 
 
 @contextlib.contextmanager

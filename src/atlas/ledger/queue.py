@@ -60,7 +60,7 @@ def tag_for(desk: Desk, place: str, priority: int, root_run_id: str) -> int:
     return tag
 
 
-def queue(desk: Desk, rowid: int, due_us: int, place: str, priority: int, root_run_id: str) -> None:
+def queue(desk: Desk, rowid: int | str, due_us: int, place: str, priority: int, root_run_id: str) -> None:
     """Puts a run that nobody holds into the queue, claimable from `due_us` on.
 
     Such a run has been claimed before, so no earlier turn of its session is open.
@@ -117,5 +117,4 @@ def _take(desk: Desk, row: Any, wanted: Wanted) -> Claimed:
     lease = Lease(run_id, wanted.owner, generation + 1, desk.now_us + lease_us(wanted.lease_s))
     changed = (claimed_state(state), lease.owner, lease.generation, lease.until_us, desk.now_us, rowid)
     desk.do("take_run", changed)
-    desk.has_work = True
     return Claimed(lease, owner)

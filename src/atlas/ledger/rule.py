@@ -7,6 +7,7 @@ they store and never in what they decide.
 from __future__ import annotations
 
 from datetime import date, timedelta
+from functools import lru_cache
 from typing import Final
 
 from atlas.kernel.errors import Conflict, Fault, LedgerUnavailable, LimitRefused, NotFound, StaleLease
@@ -113,7 +114,7 @@ def is_turn(run: NewRun) -> bool:
 
 def utc_day(now_us: int) -> str:
     """The UTC day, as YYYY-MM-DD."""
-    return (_EPOCH + timedelta(days=now_us // _DAY_US)).isoformat()
+    return _day_text(now_us // _DAY_US)
 
 
 def lease_us(lease_s: float) -> int:
@@ -171,3 +172,8 @@ def forked() -> Fault:
         hint="Open a new ledger in each process; a database connection cannot cross a fork.",
         code="ledger_forked",
     )
+
+
+@lru_cache(maxsize=4)
+def _day_text(day: int) -> str:
+    return (_EPOCH + timedelta(days=day)).isoformat()

@@ -26,6 +26,13 @@ def load_statements(store: str, file: str = "query.sql") -> dict[str, str]:
     return {name: "\n".join(lines).strip().removesuffix(";") for name, lines in found.items()}
 
 
+def repeat_values(text: str, most: int) -> list[str]:
+    """The statement for no row, one row, and so on up to `most`: its row of VALUES as often as that."""
+    before, _, rest = text.partition("VALUES (")
+    row, _, after = rest.partition(")")
+    return [before + "VALUES " + ", ".join([f"({row})"] * count) + after for count in range(most + 1)]
+
+
 def load_migrations(store: str) -> list[tuple[int, str]]:
     """The migrations of a store in order, each with its number; the numbers start at 1 and leave no gap."""
     folder = _SQL / store

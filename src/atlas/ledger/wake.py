@@ -174,11 +174,12 @@ class Peers:
     """
 
     def __init__(self, database: Path, nonce: str, work: Hub, every: Hub) -> None:
-        self._folder = wake_folder(database)
+        folder = wake_folder(database)
         mine = f"{os.getpid()}-{nonce}"
+        self._folder = str(folder)
         self._mine = mine
-        self.work = Listener(self._folder / f"{mine}{_WORK}", work)
-        self.every = Listener(self._folder / f"{mine}{_EVERY}", every)
+        self.work = Listener(folder / f"{mine}{_WORK}", work)
+        self.every = Listener(folder / f"{mine}{_EVERY}", every)
         self._sender: socket.socket | None = None
         self._paths: list[str] = []
         self._listed_ns = -1
@@ -194,7 +195,7 @@ class Peers:
         self.work.close()
         self.every.close()
         with contextlib.suppress(OSError):
-            self._folder.rmdir()  # refused while a socket is in it
+            os.rmdir(self._folder)  # refused while a socket is in it
         if self._sender is not None:
             self._sender.close()
             self._sender = None

@@ -134,9 +134,11 @@ class Writer(ABC, Generic[D]):
 
     def _attempt(self, desk: D, group: list[Job]) -> News:
         """Runs the group in one transaction and commits it, unless nothing was written; raises what prevented it."""
+        is_write = False
         for job in group:
             job.error = None
-        if not any(job.is_write for job in group):
+            is_write = is_write or job.is_write
+        if not is_write:
             for job in group:
                 job.result = job.work(desk)
             return News.NONE
@@ -213,12 +215,10 @@ class Writer(ABC, Generic[D]):
         jobs = self._queue.get()
         while jobs is not None:
             group += jobs
-            if len(group) >= GROUP_MAX:
+            # This thread alone takes from the queue: what it does not find empty gives at once.
+            if len(group) >= GROUP_MAX or self._queue.empty():
                 return group, True
-            try:
-                jobs = self._queue.get_nowait()
-            except queue.Empty:
-                return group, True
+            jobs = self._queue.get()
         return group, False
 
     def _abandon(self, group: list[Job]) -> None:

@@ -96,9 +96,9 @@ class _FaultyLedger:
         """A commit."""
         return await self._commit(lambda: self._ledger.submit(run))
 
-    def append(self, batch: Append) -> Awaitable[Appended]:
+    def append(self, batch: Append, before: Append | None = None) -> Awaitable[Appended]:
         """A commit."""
-        return self._commit(lambda: self._ledger.append(batch))
+        return self._commit(lambda: self._ledger.append(batch, before))
 
     def _commit(self, begin: Callable[[], Awaitable[T]]) -> Awaitable[T]:
         self._left -= 1

@@ -79,6 +79,36 @@ async def a_reservation_that_passes_a_cap_writes_nothing(scene: Scene) -> None:
 
 
 @case
+async def what_goes_before_a_batch_stands_when_the_batch_is_refused(scene: Scene) -> None:
+    run, lease = await scene.hold()
+    await scene.ledger.append(Append(lease, reserve=reserve("e1", 90)))
+    receipt = Append(lease, (scene.note("receipt"),), settle=(settle("e1", 80),), lazy=True)
+    answer = await scene.ledger.append(Append(lease, (scene.note("no"),), reserve=reserve("e2", 21)), receipt)
+    assert isinstance(answer.refused, BudgetRefused)
+    assert await scene.texts(run.run_id) == ["receipt"]
+    assert await balance(scene.ledger) == Balance(80, 0, 0, 0)
+    await scene.ledger.append(Append(lease, reserve=reserve("e3", 20)))
+    # What the first one frees is there for the second.
+    freed = Append(lease, (scene.note("freed"),), settle=(settle("e3", 5),))
+    answer = await scene.ledger.append(Append(lease, (scene.note("yes"),), reserve=reserve("e4", 15)), freed)
+    assert answer.refused is None
+    assert await scene.texts(run.run_id) == ["receipt", "freed", "yes"]
+    assert await balance(scene.ledger) == Balance(85, 15, 0, 0)
+    assert answer.position == await scene.ledger.head()
+
+
+@case
+async def neither_happens_when_what_goes_before_is_refused(scene: Scene) -> None:
+    run, lease = await scene.hold()
+    stale = replace(lease, generation=lease.generation - 1)
+    with refused(StaleLease):
+        await scene.ledger.append(Append(stale, (scene.note("b"),)), Append(stale, (scene.note("a"),)))
+    with refused(Fault, "hold_gone"):
+        await scene.ledger.append(Append(lease, (scene.note("b"),)), Append(lease, settle=(settle("e9", 1),)))
+    assert await scene.texts(run.run_id) == []
+
+
+@case
 async def a_refusal_names_the_cap_and_what_stands_against_it(scene: Scene) -> None:
     _, lease = await scene.hold()
     await scene.ledger.append(Append(lease, reserve=reserve("e1", 2_500_000, caps=())))

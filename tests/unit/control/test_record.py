@@ -26,13 +26,13 @@ class Watched(MemoryLedger):
         self.batches: list[Append] = []
         self.is_failing = False
 
-    def append(self, batch: Append) -> Awaitable[Appended]:
-        self.batches.append(batch)
+    def append(self, batch: Append, before: Append | None = None) -> Awaitable[Appended]:
+        self.batches += [batch] if before is None else [before, batch]
         if self.is_failing:
             failed: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
             failed.set_exception(LedgerUnavailable("the disk is full"))
             return failed
-        return super().append(batch)
+        return super().append(batch, before)
 
     async def said(self) -> list[str]:
         """What the run's events log, in their order."""

@@ -50,6 +50,23 @@ def test_putting_a_damaged_blob_again_heals_it(tmp_path: Path, blobs: FileBlobs)
     assert blobs.get(digest) == b"hello"
 
 
+def test_bytes_are_found_only_while_their_file_is_the_one_that_was_synced(tmp_path: Path, blobs: FileBlobs) -> None:
+    assert blobs.find(b"hello") is None
+    digest = blobs.put(b"hello")
+    assert blobs.find(b"hello") == digest
+    assert FileBlobs(tmp_path / "deep" / "blobs", FakeClock()).find(b"hello") is None, "another process must sync"
+    twin = tmp_path / "twin"
+    twin.write_bytes(b"hello")
+    twin.rename(place(tmp_path, digest))
+    assert blobs.find(b"hello") is None
+    blobs.put(b"hello")
+    place(tmp_path, digest).write_bytes(b"hellO")
+    assert blobs.find(b"hello") is None
+    blobs.put(b"hello")
+    place(tmp_path, digest).unlink()
+    assert blobs.find(b"hello") is None
+
+
 @pytest.mark.parametrize("name", ["", "0" * 64, "0" * 63, "../" * 20 + "etc/passwd", "G" * 64])
 def test_what_is_no_blob_is_not_found(blobs: FileBlobs, name: str) -> None:
     with pytest.raises(NotFound):

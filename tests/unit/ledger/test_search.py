@@ -85,6 +85,7 @@ def test_a_scope_sees_nothing_of_another(index: SqliteIndex) -> None:
 def test_any_words_can_be_looked_for(index: SqliteIndex, words: str) -> None:
     put(index, 1, "the kettle")
     find(index, words)
+    assert find(index, "kettle"), "what was looked for before has spoiled the index"
 
 
 def test_the_reach_grows_over_turns_that_are_over(index: SqliteIndex) -> None:

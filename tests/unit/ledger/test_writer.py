@@ -85,7 +85,15 @@ def play(tmp_path: Path, script: Callable[[Writer[NoteDesk]], Coroutine[Any, Any
 
 def blocked(writer: Writer[NoteDesk], gate: threading.Event) -> asyncio.Future[Any]:
     """Keeps the writer busy until the gate opens, so that what follows becomes one group."""
-    return writer.put(lambda desk: gate.wait(10), is_write=False)
+    entered = threading.Event()
+
+    def wait(_desk: NoteDesk) -> bool:
+        entered.set()
+        return gate.wait(10)
+
+    pending = writer.put(wait, is_write=False)
+    assert entered.wait(10)  # else the thread might find what follows in its queue too
+    return pending
 
 
 async def outcome(pending: asyncio.Future[Any]) -> str:

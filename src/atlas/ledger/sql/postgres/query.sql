@@ -149,9 +149,6 @@ ON CONFLICT (scope, bucket) DO UPDATE SET
     spent_tokens = meter.spent_tokens + excluded.spent_tokens,
     held_tokens = meter.held_tokens + excluded.held_tokens;
 
--- name: get_hold
-SELECT effect, body FROM hold WHERE run_id = %s AND effect = %s;
-
 -- name: run_holds
 SELECT effect, body FROM hold WHERE run_id = %s ORDER BY effect;
 

@@ -18,13 +18,10 @@ SELECT rowid, state, owner, generation, head_seq, head_hash, agent, principal, s
 FROM run WHERE run_id = ?;
 
 -- name: touch_run
-UPDATE run SET head_seq = ?, head_hash = ?, updated_us = ? WHERE rowid = ?;
-
--- name: touch_run_spend
-UPDATE run SET head_seq = ?, head_hash = ?, updated_us = ?, steps = steps + ?, tokens_in = tokens_in + ?,
-               tokens_out = tokens_out + ?, cost_micro_usd = cost_micro_usd + ?,
-               estimated_micro_usd = estimated_micro_usd + ?
-WHERE rowid = ?;
+UPDATE run SET head_seq = ?2, head_hash = ?3, updated_us = ?4, steps = steps + ?5, tokens_in = tokens_in + ?6,
+               tokens_out = tokens_out + ?7, cost_micro_usd = cost_micro_usd + ?8,
+               estimated_micro_usd = estimated_micro_usd + ?9
+WHERE rowid = ?1;
 
 -- name: move_run
 UPDATE run SET state = ?, updated_us = ? WHERE rowid = ?;
@@ -67,9 +64,6 @@ ON CONFLICT (scope, bucket) DO UPDATE SET
     held_micro_usd = held_micro_usd + excluded.held_micro_usd,
     spent_tokens = spent_tokens + excluded.spent_tokens,
     held_tokens = held_tokens + excluded.held_tokens;
-
--- name: get_hold
-SELECT effect, body FROM hold WHERE run_id = ? AND effect = ?;
 
 -- name: run_holds
 SELECT effect, body FROM hold WHERE run_id = ? ORDER BY effect;
