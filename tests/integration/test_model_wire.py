@@ -429,6 +429,36 @@ def test_a_server_that_does_not_speak_http_is_reported(wire: Wire) -> None:
     assert asyncio.run(talk()).kind in ("server", "connection")
 
 
+@both_wires
+@pytest.mark.parametrize("error", [OSError("no terminal"), ValueError("no window")], ids=["OSError", "ValueError"])
+def test_what_whoever_listens_raises_reaches_whoever_asked_as_it_is(
+    first: ProviderProcess, wire: Wire, error: Exception
+) -> None:
+    first.plan(Act(text="word " * 50, pause_at=1200, pause_s=60), Act(text="again"))
+
+    def show(delta: Delta) -> None:
+        raise error
+
+    async def talk() -> None:
+        http = Http()
+        base_url = f"{first.url}/v1" if wire == "openai" else first.url
+        model = MODELS[wire](http, FakeClock(), no_blob, base_url=base_url)
+        with pytest.raises(type(error)) as caught:
+            await model.ask(REQUEST, show)
+        assert caught.value is error
+        assert (http.in_use, http.kept) == (0, 0), "half an answer is still on it"
+        assert (await model.ask(REQUEST, lambda delta: None)).parts == (Text("again"),)
+        await http.close()
+
+    asyncio.run(talk())
+
+
+@both_wires
+def test_a_model_that_takes_its_time_behind_the_head_is_waited_for(first: ProviderProcess, wire: Wire) -> None:
+    patience = Patience(connect_s=1.0, first_byte_s=5.0, silence_s=0.1)
+    assert ask(wire, first, Act(text="late", pause_at=0, pause_s=0.3), patience=patience).parts == (Text("late"),)
+
+
 # Cancelling
 
 

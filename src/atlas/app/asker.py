@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from atlas.kernel.errors import AtlasError, Invalid
 
 if TYPE_CHECKING:
     from atlas.kernel.budget import Quote
@@ -52,28 +54,26 @@ class LateAsker:
         self._router: Router | None = None
         self._checked: set[str] = set()
 
-    async def ask(self, choice: str, request: Request, on_delta: OnDelta, tab: Tab | None = None) -> Asked:
+    def ask(
+        self, choice: str, request: Request, on_delta: OnDelta, tab: Tab | None = None
+    ) -> Coroutine[Any, Any, Asked]:
         """The reply of the first candidate that gives one."""
-        return await self.router().ask(choice, request, on_delta, tab)
+        return self.router().ask(choice, request, on_delta, tab)
 
     def candidates(self, choice: str) -> tuple[str, ...]:
         """The models that a tier or a name may come to; none when it names nothing, which asking will say."""
-        from atlas.kernel.errors import AtlasError
-
         try:
             return self.router().resolve(choice)
         except AtlasError:
             return ()
 
-    async def quote(self, choice: str, tokens_in: int) -> Quote:
+    def quote(self, choice: str, tokens_in: int) -> Coroutine[Any, Any, Quote]:
         """What a call costs at most, given the limit of its answer."""
-        return await self.router().quote(choice, tokens_in)
+        return self.router().quote(choice, tokens_in)
 
     async def check(self, choice: str) -> None:
         """Raises what to set when no model could answer for `choice`; asks nobody."""
         import asyncio
-
-        from atlas.kernel.errors import Invalid
 
         router = self.router()
         if choice in self._checked:
@@ -92,9 +92,9 @@ class LateAsker:
 
     def router(self) -> Router:
         """The door to all configured models."""
-        from atlas.models.router import Router
-
         if self._router is None:
+            from atlas.models.router import Router
+
             self._router = Router(
                 self._config.models,
                 clock=self._clock,

@@ -145,7 +145,10 @@ class RedactedTools:
         self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
     ) -> ToolOutcome:
         """Performs the call."""
-        outcome = await self._guarded(self._inner.call(folder, name, args, effect_key, secrets))
+        try:
+            outcome = await self._inner.call(folder, name, args, effect_key, secrets)
+        except AtlasError as error:
+            raise self._redaction.error(error) from None
         return outcome_of(self._redaction.redactor, outcome)
 
     async def probe(
@@ -193,7 +196,7 @@ class RedactedAsker:
         except AtlasError as error:
             raise self._redaction.error(error) from None
         finally:
-            if tab is not None:
+            if tab is not None and not self._redaction.redactor.is_idle:
                 tab.attempts[:] = self._attempts(tab.attempts)
         pieces.end()
         redactor = self._redaction.redactor
@@ -213,13 +216,14 @@ class _Pieces:
         self._redaction = redaction
         self._on_delta = on_delta
         self._last: Delta | None = None
-        self._stream = Stream(redaction.redactor)
+        self._stream: Stream | None = None
 
     def hear(self, delta: Delta) -> None:
         if self._redaction.redactor.is_idle:
             self._on_delta(delta)
             return
-        if self._last is None or (self._last.kind, self._last.attempt) != (delta.kind, delta.attempt):
+        last = self._last
+        if self._stream is None or last is None or (last.kind, last.attempt) != (delta.kind, delta.attempt):
             self.end()
             self._stream = self._redaction.redactor.stream()
         self._last = delta
@@ -228,8 +232,10 @@ class _Pieces:
             self._on_delta(replace(delta, text=text))
 
     def end(self) -> None:
+        if self._stream is None or self._last is None:
+            return
         text = self._stream.end()
-        if text and self._last is not None:
+        if text:
             self._on_delta(replace(self._last, text=text))
 
 

@@ -25,6 +25,7 @@ from atlas.kernel.model import (
     Thinking,
     ToolCall,
     ToolResult,
+    ToolSpec,
 )
 from atlas.kernel.port import Clock
 from atlas.models.anthropic_reply import AnthropicReading
@@ -64,6 +65,7 @@ class AnthropicModel:
         self._load_blob = load_blob
         self._stream = stream
         self._encodings = Encodings()
+        self._last_tools: tuple[tuple[ToolSpec, ...], bytes] = ((), b"")
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         """The reply, with deltas on the way; raises ModelError."""
@@ -81,7 +83,7 @@ class AnthropicModel:
             if any(request.system):
                 head.append(self._system(request.system))
             if request.tools:
-                head.append(self._tools(request))
+                head.append(self._tools(request.tools))
             messages = await self._messages(request)
         except UnicodeEncodeError:
             raise ModelError("invalid", "the request holds text that is not valid Unicode") from None
@@ -104,21 +106,25 @@ class AnthropicModel:
         blocks = _json([{"type": "text", "text": text} for text in system if text])
         return self._encodings.keep(system, b"".join((b'"system":', blocks[:-2], _MARK, b"}]")))
 
-    def _tools(self, request: Request) -> bytes:
-        key = tuple((tool.name, tool.description, bytes(tool.schema)) for tool in request.tools)
+    def _tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
+        known, data = self._last_tools
+        if tools != known:  # those of one agent are the same objects from call to call
+            data = self._encoded_tools(tools)
+            self._last_tools = tools, data
+        return data
+
+    def _encoded_tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
+        key = tuple((tool.name, tool.description, bytes(tool.schema)) for tool in tools)
         found = self._encodings.find(key)
         if found is not None:
             return found
-        tools = [
-            {"name": tool.name, "description": tool.description, "input_schema": tool.schema} for tool in request.tools
-        ]
-        return self._encodings.keep(key, b"".join((b'"tools":', _json(tools)[:-2], _MARK, b"}]")))
+        wire = [{"name": tool.name, "description": tool.description, "input_schema": tool.schema} for tool in tools]
+        return self._encodings.keep(key, b"".join((b'"tools":', _json(wire)[:-2], _MARK, b"}]")))
 
     async def _messages(self, request: Request) -> list[bytes]:
-        find = self._encodings.find
         messages = []
-        for number, message in enumerate(request.messages, 1):
-            data = find(message)
+        for number, data in enumerate(self._encodings.find_all(request.messages), 1):
+            message = request.messages[number - 1]
             if data is None:
                 data = self._encodings.keep(message, await self._message(message))
             if not data:

@@ -33,14 +33,14 @@ _STOPS: Mapping[str, StopReason] = {
 }
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
 
 
-class _Block(msgspec.Struct):
+class _Block(msgspec.Struct, gc=False):
     type: str
     text: str = ""
     thinking: str = ""
@@ -51,7 +51,7 @@ class _Block(msgspec.Struct):
     input: msgspec.Raw = _NOTHING
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     type: str = ""
     text: str = ""
     thinking: str = ""
@@ -60,7 +60,7 @@ class _Delta(msgspec.Struct):
     stop_reason: str | None = None
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     model: str = ""
     content: list[_Block] = msgspec.field(default_factory=list)
     stop_reason: str | None = None
@@ -68,7 +68,7 @@ class _Message(msgspec.Struct):
     error: msgspec.Raw = _NOTHING
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     type: str
     index: int = 0
     message: _Message | None = None

@@ -6,7 +6,7 @@ becomes the old one and the old one is forgotten. A hit costs one look-up, and n
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 LIMIT_BYTES = 32 * 2**20
 LIMIT_ENTRIES = 16_384
@@ -30,6 +30,11 @@ class Encodings:
             if found is not None:
                 self.keep(key, found)
         return found
+
+    def find_all(self, keys: Sequence[Hashable]) -> list[bytes | None]:
+        """The bytes kept for each of them."""
+        found = list(map(self._young.get, keys))
+        return [self.find(key) for key in keys] if None in found else found
 
     def keep(self, key: Hashable, data: bytes) -> bytes:
         """Keeps the bytes, and gives them back."""

@@ -6,8 +6,9 @@ Times are the loop's, which never jump.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any
 
 from atlas.kernel.model import ModelError, ModelErrorKind
 
@@ -64,23 +65,34 @@ class Gate:
     def __init__(self, max_in_flight: int, threshold: int, recovery_s: float) -> None:
         self._lane = asyncio.Semaphore(max_in_flight)
         self._breaker = Breaker(threshold, recovery_s)
-        self._news = asyncio.Event()
+        self._news: asyncio.Event | None = None
 
-    @asynccontextmanager
-    async def passed(self, name: str, patience_s: float) -> AsyncIterator[None]:
+    def passed(self, name: str, patience_s: float) -> Passage:
         """Inside, the caller is one of at most `max_in_flight`, and must say how its call ended.
 
         LeftAlone when the breaker stays open for longer than `patience_s`.
         """
-        async with self._lane:
-            now = asyncio.get_running_loop().time
-            until = now() + patience_s
-            while away_s := self._breaker.admit(now()):
-                left_s = until - now()
+        return Passage(self, name, patience_s)
+
+    async def enter(self, name: str, patience_s: float) -> None:
+        """Takes a place in the lane, which must be left again; none when it raises."""
+        await self._lane.acquire()
+        try:
+            now_s = asyncio.get_running_loop().time()
+            until_s = now_s + patience_s
+            while away_s := self._breaker.admit(now_s):
+                left_s = until_s - now_s
                 if left_s <= 0:
                     raise LeftAlone("server", f"{name} failed too often and is left alone", retry_after_s=away_s)
                 await self._change(min(away_s, left_s))
-            yield
+                now_s = asyncio.get_running_loop().time()
+        except BaseException:
+            self._lane.release()
+            raise
+
+    def leave(self) -> None:
+        """Gives the place back."""
+        self._lane.release()
 
     def succeeded(self) -> None:
         """The call was answered."""
@@ -101,13 +113,33 @@ class Gate:
         self._tell()
 
     def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        if self._news is not None:
+            self._news.set()
+            self._news = None
 
     async def _change(self, seconds: float) -> None:
         """Returns when some call ended, or after a while."""
+        if self._news is None:
+            self._news = asyncio.Event()
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
         except TimeoutError:
             return
+
+
+class Passage:
+    """A call that goes through a gate."""
+
+    def __init__(self, gate: Gate, name: str, patience_s: float) -> None:
+        self._gate = gate
+        self._name = name
+        self._patience_s = patience_s
+
+    def __aenter__(self) -> Coroutine[Any, Any, None]:
+        return self._gate.enter(self._name, self._patience_s)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._gate.leave()

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import zlib
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
 from atlas.kernel.model import ModelError, Usage
-from atlas.models.connection import Connection, NotHttp
+from atlas.models.connection import Connection, Hear, NotHttp, Silent
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -77,32 +77,39 @@ class Http:
         """Connections that wait for the next exchange."""
         return sum(map(len, self._idle.values()))
 
-    @asynccontextmanager
-    async def post(self, target: Target, body: bytes, used: Callable[[], Usage]) -> AsyncIterator[Exchange]:
+    def post(self, target: Target, body: bytes, used: Callable[[], Usage], hear: Hear | None = None) -> Exchange:
         """An answer to read inside the context; ModelError when there is none or it breaks off.
 
-        The error carries what `used` says, unless nothing was sent. Leaving the context before the end of the answer,
-        by an error or a cancellation, closes the connection.
+        The error carries what `used` says, unless nothing was sent. An answer that is a stream of events is given to
+        `hear` where it arrives. Leaving the context before the end of the answer, by an error or a cancellation,
+        closes the connection.
         """
+        return Exchange(self, target, body, used, hear)
+
+    async def begin(self, target: Target, body: bytes, used: Callable[[], Usage], hear: Hear | None) -> Connection:
+        """A connection on which the request is sent; whoever begins gives it back."""
         origin, head = self._prepared(target)
-        limit = asyncio.timeout(self._patience.first_byte_s)
-        try:
-            async with limit:
-                connection = self._waiting(origin) or await self._connected(origin, target.name)
-                self.in_use += 1
-                try:
-                    connection.send(b"%b%d\r\n\r\n" % (head, len(body)), body)
-                    try:
-                        await connection.answered()
-                    except (NotHttp, OSError) as error:
-                        raise _broken(target.name, error, used()) from None
-                    yield Exchange(connection, target.name, limit, self._patience.silence_s, used)
-                finally:
-                    self._give_back(origin, connection)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise ModelError("timeout", f"{target.name} was silent for too long", usage=used()) from None
+        first_byte_s = self._patience.first_byte_s
+        connection = self._waiting(origin)
+        if connection is None:
+            connection, took_s = await self._made(origin, target.name, used)
+            first_byte_s -= took_s
+        self.in_use += 1
+        connection.send(b"%b%d\r\n\r\n" % (head, len(body)), body, hear, first_byte_s, self._patience.silence_s)
+        return connection
+
+    def give_back(self, target: Target, connection: Connection) -> None:
+        """Keeps the connection for the next exchange when this one has come to its end on it, else closes it."""
+        self.in_use -= 1
+        connection.end()
+        if not connection.is_free:
+            connection.abort()
+            return
+        now_s = asyncio.get_running_loop().time()
+        waiting = self._idle.setdefault(self._prepared(target)[0], [])
+        while waiting and now_s - waiting[0][1] >= KEEP_ALIVE_S:
+            waiting.pop(0)[0].abort()
+        waiting.append((connection, now_s))
 
     async def close(self) -> None:
         """Closes every connection."""
@@ -131,29 +138,28 @@ class Http:
             connection.abort()
         return None
 
-    def _give_back(self, origin: Origin, connection: Connection) -> None:
-        self.in_use -= 1
-        if not connection.is_free:
-            connection.abort()
-            return
-        now_s = asyncio.get_running_loop().time()
-        waiting = self._idle.setdefault(origin, [])
-        while waiting and now_s - waiting[0][1] >= KEEP_ALIVE_S:
-            waiting.pop(0)[0].abort()
-        waiting.append((connection, now_s))
+    async def _made(self, origin: Origin, name: str, used: Callable[[], Usage]) -> tuple[Connection, float]:
+        """A new connection and how long it took, which counts as waiting for the first byte too."""
+        now = asyncio.get_running_loop().time
+        began_s, limit = now(), asyncio.timeout(self._patience.first_byte_s)
+        try:
+            async with limit:
+                connection = await self._connected(origin, name)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise _broken(name, Silent(), used()) from None
+        return connection, now() - began_s
 
     async def _connected(self, origin: Origin, name: str) -> Connection:
         loop = asyncio.get_running_loop()
         limit = asyncio.timeout(self._patience.connect_s)
+        options: dict[str, Any] = {"ssl": self._context() if origin.is_tls else None}
+        if isinstance(loop, asyncio.BaseEventLoop):  # other loops do not take it
+            options["happy_eyeballs_delay"] = _HAPPY_EYEBALLS_S
         try:
             async with limit:
-                _, connection = await loop.create_connection(
-                    Connection,
-                    origin.host,
-                    origin.port,
-                    ssl=self._context() if origin.is_tls else None,
-                    happy_eyeballs_delay=_HAPPY_EYEBALLS_S,
-                )
+                _, connection = await loop.create_connection(Connection, origin.host, origin.port, **options)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -176,21 +182,50 @@ class Http:
 
 
 class Exchange:
-    """An answer that is arriving."""
+    """A request, and inside its context the answer as it arrives."""
 
     def __init__(
-        self, connection: Connection, name: str, limit: asyncio.Timeout, silence_s: float, used: Callable[[], Usage]
+        self, http: Http, target: Target, body: bytes, used: Callable[[], Usage], hear: Hear | None = None
     ) -> None:
+        self._http = http
+        self._target = target
+        self._body = body
+        self._used = used
+        self._hear = hear
+        self._inflate: Callable[[bytes], bytes] | None = None
+
+    async def __aenter__(self) -> Self:
+        connection = await self._http.begin(self._target, self._body, self._used, self._hear)
+        try:
+            await connection.answered()
+            self._inflate = self._unpacker(connection.headers.get("Content-Encoding", "identity").lower())
+        except (NotHttp, Silent, OSError) as error:
+            self._http.give_back(self._target, connection)
+            raise _broken(self._target.name, error, self._used()) from None
+        except BaseException:
+            self._http.give_back(self._target, connection)
+            raise
+        self._connection = connection
         self.status = connection.status
         self.headers: Mapping[str, str] = connection.headers
-        self._connection = connection
-        self._name = name
-        self._limit = limit
-        self._silence_s = silence_s
-        self._used = used
-        self._now = asyncio.get_running_loop().time
-        self._moved_s = 0.0
-        self._inflate = self._unpacker(connection.headers.get("Content-Encoding", "identity").lower())
+        self.content_type = connection.content_type
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.give_back(self._target, self._connection)
+
+    async def heard(self) -> None:
+        """Returns when `hear` wants no more of a stream of events, or has heard its end."""
+        if self._inflate is None:
+            try:
+                await self._connection.heard()
+            except (NotHttp, Silent, OSError) as error:
+                raise _broken(self._target.name, error, self._used()) from None
+        elif self._hear is not None:
+            while (chunk := await self.read()) and not self._hear(chunk):
+                pass
 
     async def read(self) -> bytes:
         """The next bytes, or none at the end."""
@@ -199,16 +234,10 @@ class Exchange:
             while chunk and self._inflate is not None:
                 unpacked = self._inflate(chunk)
                 if unpacked:
-                    chunk = unpacked
-                    break
+                    return unpacked
                 chunk = await self._connection.read()
-        except (NotHttp, OSError, zlib.error) as error:
-            raise _broken(self._name, error, self._used()) from None
-        now_s = self._now()
-        # Moving the limit costs more than reading a token, so it is moved when that makes a difference.
-        if now_s - self._moved_s > self._silence_s / 100:
-            self._moved_s = now_s
-            self._limit.reschedule(now_s + self._silence_s)
+        except (NotHttp, Silent, OSError, zlib.error) as error:
+            raise _broken(self._target.name, error, self._used()) from None
         return chunk
 
     async def rest(self, limit: int) -> bytes:
@@ -227,7 +256,7 @@ class Exchange:
             async with asyncio.timeout(seconds):
                 while await self._connection.read():
                     pass
-        except (TimeoutError, NotHttp, OSError):
+        except (TimeoutError, NotHttp, Silent, OSError):
             return  # the context closes the connection; the answer is whole
 
     def _unpacker(self, encoding: str) -> Callable[[bytes], bytes] | None:
@@ -237,7 +266,7 @@ class Exchange:
                 return None
             case "gzip" | "x-gzip" | "deflate":
                 return zlib.decompressobj(_INFLATE).decompress
-        raise ModelError("server", f"{self._name} packed its answer with {encoding[:40]}", usage=self._used())
+        raise ModelError("server", f"{self._target.name} packed its answer with {encoding[:40]}", usage=self._used())
 
 
 def _request_to(target: Target) -> tuple[Origin, bytes]:
@@ -267,6 +296,8 @@ def _request_to(target: Target) -> tuple[Origin, bytes]:
 
 
 def _broken(name: str, error: Exception, usage: Usage) -> ModelError:
+    if isinstance(error, Silent):
+        return ModelError("timeout", f"{name} was silent for too long", usage=usage)
     if isinstance(error, NotHttp):
         return ModelError("server", f"{name} does not speak HTTP properly: {error}", usage=usage)
     if isinstance(error, zlib.error):

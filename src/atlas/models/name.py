@@ -23,12 +23,16 @@ class Names:
         self._endpoints = endpoints
         self._catalogue = catalogue
         self._resolved: dict[str, str] = {}
+        self._of_tiers: dict[str, tuple[str, ...]] = {}
 
     def resolve(self, choice: str) -> tuple[str, ...]:
         """The candidates for a tier or a model, in order; Invalid when there is none.
 
         Of a tier, names that cannot be resolved are passed over as long as one can; `problems` lists them.
         """
+        known = self._of_tiers.get(choice)
+        if known is not None:
+            return known
         if choice not in self.tiers:
             return (self.get(choice),)
         found, complaints = [], []
@@ -38,7 +42,7 @@ class Names:
             except Invalid as error:
                 complaints.append(error)
         if found:
-            return tuple(found)
+            return self._of_tiers.setdefault(choice, tuple(found))
         if complaints:
             raise complaints[0]
         hint = f"Name one under models.tiers.{choice} in atlas.config.yaml; 'atlas models list' shows what there is."

@@ -25,6 +25,7 @@ from atlas.kernel.model import (
     Thinking,
     ToolCall,
     ToolResult,
+    ToolSpec,
 )
 from atlas.kernel.port import Clock
 from atlas.models.encoding import Encodings
@@ -67,6 +68,7 @@ class OpenAIModel:
         self._load_blob = load_blob
         self._stream = stream
         self._encodings = Encodings()
+        self._last_tools: tuple[tuple[ToolSpec, ...], bytes] = ((), b"")
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         """The reply, with deltas on the way; raises ModelError."""
@@ -82,17 +84,16 @@ class OpenAIModel:
         try:
             head = [self._settings(request)]
             messages = [self._system(request.system)] if request.system else []
-            find = self._encodings.find
-            for message in request.messages:
-                data = find(message)
+            found = self._encodings.find_all(request.messages)
+            for number, data in enumerate(found):
                 if data is None:
-                    data = self._encodings.keep(message, await self._message(message))
-                if data:
-                    messages.append(data)
+                    message = request.messages[number]
+                    found[number] = self._encodings.keep(message, await self._message(message))
+            messages += filter(None, found)
         except UnicodeEncodeError:
             raise ModelError("invalid", "the request holds text that is not valid Unicode") from None
         if request.tools:
-            head.append(self._tools(request))
+            head.append(self._tools(request.tools))
         if request.output_schema is not None:
             head.append(self._format(request.output_schema))
         return b"".join((b"{", b",".join(head), b',"messages":[', b",".join(messages), b"]}"))
@@ -113,19 +114,26 @@ class OpenAIModel:
             system, _json({"role": "system", "content": "\n\n".join(system)})
         )
 
-    def _tools(self, request: Request) -> bytes:
-        key = tuple((tool.name, tool.description, bytes(tool.schema)) for tool in request.tools)
+    def _tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
+        known, data = self._last_tools
+        if tools != known:  # those of one agent are the same objects from call to call
+            data = self._encoded_tools(tools)
+            self._last_tools = tools, data
+        return data
+
+    def _encoded_tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
+        key = tuple((tool.name, tool.description, bytes(tool.schema)) for tool in tools)
         found = self._encodings.find(key)
         if found is not None:
             return found
-        tools = [
+        wire = [
             {
                 "type": "function",
                 "function": {"name": tool.name, "description": tool.description, "parameters": tool.schema},
             }
-            for tool in request.tools
+            for tool in tools
         ]
-        return self._encodings.keep(key, b'"tools":' + _json(tools))
+        return self._encodings.keep(key, b'"tools":' + _json(wire))
 
     def _format(self, schema: msgspec.Raw) -> bytes:
         key = ("output", bytes(schema))

@@ -23,23 +23,23 @@ _STOPS: Mapping[str, StopReason] = {
 }
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
 
 
-class _Call(msgspec.Struct):
+class _Call(msgspec.Struct, gc=False):
     index: int | None = None
     id: str | None = None
     function: _Function = msgspec.field(default_factory=_Function)
 
 
-class _Piece(msgspec.Struct):
+class _Piece(msgspec.Struct, gc=False):
     type: str = ""
     text: str = ""
 
 
-class _Words(msgspec.Struct):
+class _Words(msgspec.Struct, gc=False):
     """A message or a piece of one."""
 
     content: str | list[_Piece] | None = None
@@ -49,14 +49,14 @@ class _Words(msgspec.Struct):
     tool_calls: list[_Call] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int | None = 0
     delta: _Words | None = None
     message: _Words | None = None
     finish_reason: str | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Answer(msgspec.Struct, gc=False):
     """A chunk of a stream, or a whole answer."""
 
     model: str | None = None
@@ -65,12 +65,12 @@ class _Answer(msgspec.Struct):
     error: msgspec.Raw = _NOTHING
 
 
-class _Details(msgspec.Struct):
+class _Details(msgspec.Struct, gc=False):
     cached_tokens: int | None = 0
     cache_write_tokens: int | None = 0
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int
     completion_tokens: int | None = 0
     prompt_tokens_details: _Details | None = None

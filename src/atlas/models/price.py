@@ -47,10 +47,14 @@ class Prices:
     def cost(self, model: str, usage: Usage, at_us: int) -> Cost:
         """What a call cost that used this much, at the rates of that time."""
         rates, is_guess = self._find(model, at_us)
-        rate = rates.at(usage.tokens_in)
-        plain = max(0, usage.tokens_in - usage.cached_in - usage.cache_write_in)
-        total = plain * rate.input + usage.cached_in * rate.cache_read + usage.cache_write_in * rate.cache_write
-        return Cost(_rounded(total + usage.tokens_out * rate.output) + rate.request, is_guess)
+        return Cost(_cost(rates, usage), is_guess)
+
+    def saved(self, model: str, usage: Usage, at_us: int) -> int:
+        """What such a call would have cost more, in micro-dollars, had nothing of it been read from a cache."""
+        if not usage.cached_in:
+            return 0
+        rates, _ = self._find(model, at_us)
+        return _cost(rates, msgspec.structs.replace(usage, cached_in=0)) - _cost(rates, usage)
 
     def rate(self, model: str, at_us: int) -> tuple[Rate, bool]:
         """What a model charges for small requests at that time, and whether that is a guess."""
@@ -88,6 +92,13 @@ class Prices:
         if maker is not None and (found := self._catalogue.rates(maker, name, at_us)) is not None:
             return found, True
         return self._catalogue.highest(), True
+
+
+def _cost(rates: Rates, usage: Usage) -> int:
+    rate = rates.at(usage.tokens_in)
+    plain = max(0, usage.tokens_in - usage.cached_in - usage.cache_write_in)
+    total = plain * rate.input + usage.cached_in * rate.cache_read + usage.cache_write_in * rate.cache_write
+    return _rounded(total + usage.tokens_out * rate.output) + rate.request
 
 
 def _rates(price: Price) -> Rates:

@@ -43,6 +43,7 @@ from atlas.models.weights import KNOWN
 
 RETRIED = frozenset({"server", "rate_limit", "timeout", "connection", "empty"})
 PASSED_ON = RETRIED | {"auth"}
+_REMEMBERED = 1_024
 CANCELLED = ErrorRecord("cancelled", "the call was cancelled before its answer was whole")
 
 
@@ -91,6 +92,7 @@ class Router:
         self._loading = asyncio.Lock()
         self._names = Names(models, self.endpoints, self._catalogue)
         self._prices = Prices(models.prices, {e.name: _home(e) for e in self.endpoints.values()}, self._catalogue)
+        self._ready: dict[str, tuple[str, ...]] = {}
         self._models: dict[str, Model] = {}
         self._gates: dict[str, Gate] = {}
 
@@ -99,11 +101,10 @@ class Router:
 
         Each try goes on the `tab` as it ends, a cancelled one too, which nothing else can report.
         """
-        await self._prepare(choice)
+        candidates = self._ready.get(choice) or await self._prepare(choice)
         course = _Course(self._clock, self._retry, self._prices, request, on_delta, tab or Tab())
-        candidates = self.resolve(choice)
-        start = course.first % len(candidates)
-        candidates = (*candidates[start:], *candidates[:start])
+        if start := course.first % len(candidates):
+            candidates = (*candidates[start:], *candidates[:start])
         failures: list[ModelError] = []
         for model in candidates:
             provider = model.partition(":")[0]
@@ -159,14 +160,16 @@ class Router:
 
     async def quote(self, choice: str, tokens_in: int) -> Quote:
         """What a call that reads so many tokens costs at most, in micro-dollars, given the limit of its answer."""
-        await self._prepare(choice)
-        guessed = tuple(model for model in self.resolve(choice) if self.rate(model)[1])
+        candidates = self._ready.get(choice) or await self._prepare(choice)
+        guessed = tuple([model for model in candidates if self.rate(model)[1]])
         return Quote(lambda max_output: self.worst_case(choice, tokens_in, max_output).micro_usd, guessed)
 
     def worst_case(self, choice: str, tokens_in: int, max_output: int) -> Cost:
         """The most that one answered call can cost, whichever candidate gives it."""
         now_us = self._clock.now_us()
         costs = [self._prices.worst_case(model, tokens_in, max_output, now_us) for model in self.resolve(choice)]
+        if len(costs) == 1:
+            return costs[0]
         return Cost(max(cost.micro_usd for cost in costs), any(cost.is_guess for cost in costs))
 
     def context_window(self, choice: str) -> int | None:
@@ -197,11 +200,15 @@ class Router:
             await model.close()
         await self._http.close()
 
-    async def _prepare(self, choice: str) -> None:
-        if self._catalogue.is_loaded:
-            return
-        if not self._names.is_full(choice) or not all(map(self._prices.is_at_hand, self.resolve(choice))):
+    async def _prepare(self, choice: str) -> tuple[str, ...]:
+        """The candidates for a choice, when all that asking them needs is at hand; remembered."""
+        if not self._catalogue.is_loaded and (
+            not self._names.is_full(choice) or not all(map(self._prices.is_at_hand, self.resolve(choice)))
+        ):
             await self.load()
+        if len(self._ready) >= _REMEMBERED:
+            self._ready.clear()
+        return self._ready.setdefault(choice, self.resolve(choice))
 
     def _model(self, provider: str) -> Model:
         if provider not in self._models:
@@ -324,9 +331,8 @@ class _Course:
             cost = self._most(model, usage.tokens_in, usage.tokens_out)
             self.attempts.append(Attempt(model, usage, cost.micro_usd, latency_us, error, cost.is_guess))
             return
-        cost = self._prices.cost(model, usage, self._clock.now_us())
-        plain = self._prices.cost(model, msgspec.structs.replace(usage, cached_in=0), self._clock.now_us())
-        saved = plain.micro_usd - cost.micro_usd if usage.cached_in else 0
+        now_us = self._clock.now_us()
+        cost, saved = self._prices.cost(model, usage, now_us), self._prices.saved(model, usage, now_us)
         self.attempts.append(Attempt(model, usage, cost.micro_usd, latency_us, error, cost.is_guess, saved))
 
     def _at_most(self, usage: Usage, *, is_lost: bool) -> Usage:

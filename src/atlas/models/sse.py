@@ -49,10 +49,11 @@ class Events:
         if self._is_first:
             self._is_first = False
             lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+        data = self._data
         for line in lines:
             if line[:5] == b"data:":
-                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
-            elif not line and self._data:
-                events.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
-                self._data = []
+                data.append(line[6:] if line[5:6] == b" " else line[5:])
+            elif not line and data:
+                events.append(b"\n".join(data))
+                data.clear()
         return events

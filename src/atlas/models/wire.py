@@ -6,7 +6,8 @@ document, that its end must be said and not just happen, and that an answer with
 
 from __future__ import annotations
 
-from typing import Protocol
+from contextvars import copy_context
+from typing import Final, Protocol
 
 import msgspec
 
@@ -19,6 +20,7 @@ from atlas.models.sse import Events
 ERROR_BODY_LIMIT = 64 * 1024
 REPLY_LIMIT = 64 * 2**20
 LINGER_S = 0.2
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Reading(Protocol):
@@ -46,9 +48,18 @@ class Reading(Protocol):
 
 async def converse(http: Http, target: Target, body: bytes, reading: Reading, clock: Clock) -> Reply:
     """The provider's answer to `body`; raises ModelError, whose message never holds the key."""
+    stream = _Stream(reading, target.name)
     try:
-        async with http.post(target, body, reading.used) as exchange:
-            await _receive(exchange, reading, target.name, clock)
+        async with http.post(target, body, reading.used, stream.hear) as exchange:
+            match exchange.content_type if exchange.status == 200 else None:
+                case "text/event-stream":
+                    await exchange.heard()
+                    stream.end()
+                    await exchange.linger(LINGER_S)
+                case "application/json":  # also when a stream was asked for: some servers cannot
+                    await _whole(exchange, reading, target.name)
+                case _:
+                    raise await _refusal(exchange, target.name, clock)
     except ModelError as error:
         if target.secret and target.secret in error.message:  # providers quote the key they do not like
             error.message = error.message.replace(target.secret, "***")
@@ -57,46 +68,71 @@ async def converse(http: Http, target: Target, body: bytes, reading: Reading, cl
     return judged(reading.reply(), target.name)
 
 
-async def _receive(exchange: Exchange, reading: Reading, name: str, clock: Clock) -> None:
-    if exchange.status != 200:
-        data = await exchange.rest(ERROR_BODY_LIMIT)
-        raise http_failure(name, exchange.status, exchange.headers, data, clock.now_us())
-    kind = exchange.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    match kind:
-        case "text/event-stream":
-            await _stream(exchange, reading, name)
-        case "application/json":  # also when a stream was asked for: some servers cannot
-            await _whole(exchange, reading, name)
-        case _:
-            start = await exchange.rest(200)
-            raise malformed(name, f"{kind or 'an unnamed kind of content'} instead of an answer", start)
+class _Stream:
+    """A streamed answer, read event by event."""
 
+    def __init__(self, reading: Reading, name: str) -> None:
+        self._reading = reading
+        self._name = name
+        self._events = Events()
+        self._size = 0
+        self._failure: BaseException | None = None
+        # Listeners are called in the context of whoever asks, not of whoever opened the connection.
+        self._context = copy_context()
 
-async def _stream(exchange: Exchange, reading: Reading, name: str) -> None:
-    events, size = Events(), 0
-    while not reading.is_done:
-        chunk = await exchange.read()
-        size += len(chunk)
-        if size > REPLY_LIMIT:
-            raise ModelError("server", f"{name} sent more than {REPLY_LIMIT} bytes", usage=reading.used())
-        for data in events.feed(chunk) if chunk else events.close():
+    def hear(self, chunk: bytes) -> bool:
+        """Reads the events that these bytes complete; whether nothing that follows matters.
+
+        It is called where the bytes arrive: what is wrong with them, and whatever those raise who are told of the
+        answer, waits for `end`.
+        """
+        self._size += len(chunk)
+        try:
+            if self._size > REPLY_LIMIT:
+                used = self._reading.used()
+                raise ModelError("server", f"{self._name} sent more than {REPLY_LIMIT} bytes", usage=used)
+            self._context.run(self._read, self._events.feed(chunk))
+        except BaseException as error:  # noqa: BLE001 - raised again where the answer is waited for
+            self._failure = error
+            return True
+        return self._reading.is_done
+
+    def end(self) -> None:
+        """Nothing follows; ModelError when the answer is not whole."""
+        if self._failure is not None:
+            raise self._failure
+        reading = self._reading
+        if not reading.is_done:
+            self._read(self._events.close())
+        if not (reading.is_done or reading.is_whole):
+            raise ModelError("connection", f"{self._name} stopped in the middle of its answer", usage=reading.used())
+
+    def _read(self, events: list[bytes]) -> None:
+        reading = self._reading
+        for data in events:
+            if reading.is_done:
+                return  # what follows the end is no part of the answer, however the network cuts it
             try:
                 reading.event(data)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                raise malformed(name, "an event that cannot be read", data, reading.used()) from None
-        if not chunk:
-            break
-    if not (reading.is_done or reading.is_whole):
-        raise ModelError("connection", f"{name} stopped in the middle of its answer", usage=reading.used())
-    await exchange.linger(LINGER_S)
+            except _UNREADABLE:
+                raise malformed(self._name, "an event that cannot be read", data, reading.used()) from None
 
 
 async def _whole(exchange: Exchange, reading: Reading, name: str) -> None:
     data = await exchange.rest(REPLY_LIMIT)
     try:
         reading.whole(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         raise malformed(name, "an answer that cannot be read", data, reading.used()) from None
+
+
+async def _refusal(exchange: Exchange, name: str, clock: Clock) -> ModelError:
+    """What is wrong with an answer that holds no reply."""
+    if exchange.status != 200:
+        data = await exchange.rest(ERROR_BODY_LIMIT)
+        return http_failure(name, exchange.status, exchange.headers, data, clock.now_us())
+    start = await exchange.rest(200)
+    return malformed(name, f"{exchange.content_type or 'an unnamed kind of content'} instead of an answer", start)
 
 
 def judged(reply: Reply, name: str) -> Reply:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atlas.kernel.model import ModelError, Usage
-from atlas.models.connection import HEAD_LIMIT, UNREAD_LIMIT, Connection, NotHttp
+from atlas.models.connection import HEAD_LIMIT, UNREAD_LIMIT, Connection, NotHttp, Silent
 from atlas.models.http import Http, Patience, Target
 
 CHUNKED = (
@@ -176,6 +176,18 @@ def test_only_a_connection_with_nothing_on_it_is_used_again(head: bytes, is_free
     in_loop(work)
 
 
+def test_a_connection_that_is_not_read_from_is_not_used_again() -> None:
+    async def play() -> None:
+        connection, wire = opened()
+        size = UNREAD_LIMIT + 1
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+        assert (connection.is_done, wire.is_paused, connection.is_free) == (True, True, False)
+        await heard(connection)
+        assert (wire.is_paused, connection.is_free) == (False, True)
+
+    asyncio.run(play())
+
+
 def test_a_reader_that_does_not_read_stops_the_sender() -> None:
     async def work() -> None:
         connection, wire = opened()
@@ -184,6 +196,179 @@ def test_a_reader_that_does_not_read_stops_the_sender() -> None:
         assert wire.is_paused
         assert len(await connection.read()) == UNREAD_LIMIT + 1
         assert not wire.is_paused
+
+    in_loop(work)
+
+
+# Heard where it arrives
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: Text/Event-Stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAMED = STREAM + b"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
+
+
+class Ear:
+    """Hears an answer, until it has heard `enough`."""
+
+    def __init__(self, enough: bytes = b"nothing") -> None:
+        self.data = b""
+        self._enough = enough
+
+    def __call__(self, data: bytes) -> bool:
+        self.data += data
+        return self._enough in self.data
+
+
+def listening(ear: Ear, first_byte_s: float = 5.0, silence_s: float = 5.0) -> tuple[Connection, Wire]:
+    connection, wire = Connection(), Wire()
+    connection.connection_made(wire)
+    connection.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n", b"{}", ear, first_byte_s, silence_s)
+    return connection, wire
+
+
+@given(cuts=st.lists(st.integers(0, len(STREAMED)), max_size=8))
+def test_a_stream_is_heard_the_same_however_it_was_cut(cuts: list[int]) -> None:
+    async def work() -> None:
+        ear = Ear()
+        connection, wire = listening(ear)
+        ends = sorted({*cuts, len(STREAMED)})
+        for start, end in zip([0, *ends], ends, strict=False):
+            if end > start:
+                connection.data_received(STREAMED[start:end])
+        await connection.answered()
+        await connection.heard()
+        assert (ear.data, await connection.read()) == (b"hello world", b"")
+        assert connection.is_free
+        assert not wire.is_aborted
+
+    in_loop(work)
+
+
+def test_who_waits_for_a_stream_is_woken_once_at_its_end() -> None:
+    async def work() -> None:
+        ear, steps = Ear(), list[bytes]()
+        connection, _ = listening(ear)
+
+        async def wait() -> None:
+            await connection.answered()
+            steps.append(ear.data)
+            await connection.heard()
+            steps.append(ear.data)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(wait())
+            for number in range(len(STREAMED)):
+                await asyncio.sleep(0)
+                connection.data_received(STREAMED[number : number + 1])
+        assert steps == [b"hello world"] * 2
+
+    in_loop(work)
+
+
+def test_what_the_transport_puts_into_the_buffer_is_the_answer() -> None:
+    async def work() -> None:
+        ear = Ear()
+        connection, _ = listening(ear)
+        for start in range(0, len(STREAMED), 7):
+            piece = STREAMED[start : start + 7]
+            connection.get_buffer(-1)[: len(piece)] = piece
+            connection.buffer_updated(len(piece))
+        await connection.heard()
+        assert ear.data == b"hello world"
+
+    in_loop(work)
+
+
+def test_an_answer_of_which_enough_was_heard_is_whole_whatever_follows() -> None:
+    async def work() -> None:
+        ear = Ear(b"hello")
+        connection, wire = listening(ear)
+        connection.data_received(STREAM + b"5\r\nhello\r\noops\r\n")
+        await connection.answered()
+        await connection.heard()
+        assert (ear.data, wire.is_aborted, connection.is_free) == (b"hello", True, False)
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize("end", [b"oops\r\n", b""], ids=["not HTTP", "closed"])
+def test_a_stream_that_breaks_off_is_an_error_behind_what_was_heard(end: bytes) -> None:
+    async def work() -> None:
+        ear = Ear()
+        connection, _ = listening(ear)
+        connection.data_received(STREAM + b"5\r\nhello\r\n" + end)
+        if not end:
+            connection.connection_lost(None)
+        await connection.answered()
+        with pytest.raises(NotHttp if end else ConnectionResetError):
+            await connection.heard()
+        assert ear.data == b"hello"
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        STREAM.replace(b"200 OK", b"400 No"),
+        STREAM.replace(b"Text/Event-Stream", b"application/json"),
+        STREAM.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"),
+    ],
+)
+def test_any_other_answer_is_read(head: bytes) -> None:
+    async def work() -> None:
+        ear = Ear()
+        connection, _ = listening(ear)
+        connection.data_received(STREAMED.replace(STREAM, head))
+        assert (await heard(connection), ear.data) == (b"hello world", b"")
+
+    in_loop(work)
+
+
+def test_an_exchange_that_is_over_is_heard_no_more() -> None:
+    async def work() -> None:
+        ear = Ear()
+        connection, _ = listening(ear)
+        connection.data_received(STREAM + b"5\r\nhello\r\n")
+        connection.end()
+        connection.data_received(b"6\r\n world\r\n0\r\n\r\n")
+        assert ear.data == b"hello"
+
+    in_loop(work)
+
+
+def test_the_first_byte_may_take_longer_than_a_silence_also_behind_the_head() -> None:
+    async def work() -> None:
+        ear = Ear()
+        connection, wire = listening(ear, first_byte_s=5.0, silence_s=0.05)
+        connection.data_received(STREAM)
+        await asyncio.sleep(0.15)
+        assert not wire.is_aborted
+        connection.data_received(STREAMED.removeprefix(STREAM))
+        await connection.heard()
+        assert ear.data == b"hello world"
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        STREAM + b"5\r\nhello\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\nhello",
+        COUNTED.removesuffix(b" world"),
+        UNTIL_CLOSED,
+    ],
+)
+def test_an_answer_that_falls_silent_breaks_off_and_is_not_whole(begun: bytes) -> None:
+    async def work() -> None:
+        connection, wire = listening(Ear(), first_byte_s=5.0, silence_s=0.05)
+        connection.data_received(begun)
+        while not wire.is_aborted:
+            await asyncio.sleep(0.01)
+        connection.connection_lost(None)  # as an abort has it
+        with pytest.raises(Silent):
+            await (connection.heard() if b"event-stream" in begun.lower() else heard(connection))
+        assert not connection.is_free
 
     in_loop(work)
 
