@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -316,6 +317,109 @@ def test_environment_is_the_users_without_atlas_own(folder: Write) -> None:
     run(body, environ=environ)
 
 
+def test_functions_called_in_turn_share_a_thread_and_those_called_meanwhile_run_beside_it(folder: Write) -> None:
+    here = folder(
+        """
+        @tool(effect="read_only")
+        def thread(seconds: float = 0):
+            time.sleep(seconds)
+            return [threading.get_ident(), threading.current_thread() is threading.main_thread()]
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        first, second = [json.loads((await call(host, here, "thread")).text) for _ in range(2)]
+        assert first == second
+        assert not first[1]
+        busy, beside = await together(call(host, here, "thread", seconds=0.5), call(host, here, "thread"))
+        assert json.loads(busy.text) == first
+        assert json.loads(beside.text)[0] != first[0]
+
+    run(body)
+
+
+def test_what_a_call_leaves_in_its_context_is_not_seen_by_the_next(folder: Write) -> None:
+    here = folder(
+        """
+        from contextvars import ContextVar
+        SEEN = ContextVar("seen", default="nothing")
+
+        @tool(effect="read_only")
+        def look(leave: str):
+            before = SEEN.get()
+            SEEN.set(leave)
+            return before
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        for leave in ("a", "b"):
+            assert (await call(host, here, "look", leave=leave)).text == "nothing"
+
+    run(body)
+
+
+def test_long_arguments_arrive_whole_and_in_order(folder: Write) -> None:
+    here = folder(
+        """
+        import hashlib
+
+        @tool(effect="read_only")
+        def digest(text: str):
+            return hashlib.sha256(text.encode()).hexdigest()
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        texts = [letter * 3_000_000 for letter in "abc"]
+        found = await together(*(call(host, here, "digest", text=text) for text in texts))
+        assert [one.text for one in found] == [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+
+    run(body)
+
+
+def test_function_that_returns_a_coroutine_has_it_awaited_on_the_loop(folder: Write) -> None:
+    here = folder(
+        """
+        async def later(n):
+            print("later")
+            await asyncio.sleep(0)
+            if n < 0:
+                raise ValueError("below zero")
+            return [n, threading.current_thread() is threading.main_thread()]
+
+        @tool(effect="read_only")
+        def wrapped(n: int):
+            return later(n)
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        assert (await call(host, here, "wrapped", n=3)).text == "[3,true]\n\n[printed]\nlater"
+        failed = await call(host, here, "wrapped", n=-1)
+        assert failed.is_error
+        lines = failed.text.splitlines()
+        assert lines[:2] == ["ValueError: below zero", "tools/main.py:10 in later"]
+        assert "result" not in failed.text
+
+    run(body)
+
+
+def test_ended_processes_leave_no_file_open(folder: Write) -> None:
+    here = folder("@tool\ndef pid(): return os.getpid()\n")
+
+    async def body(host: WorkerToolHost) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(2):
+            await call(host, here, "pid")
+            await host.drain()
+        with pytest.raises(Unavailable):
+            await host.definitions("/nowhere/at/all")
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    run(body)
+
+
 # What goes wrong in a tool
 
 
@@ -376,6 +480,45 @@ def test_coroutine_that_is_late_is_stopped_and_its_process_lives(folder: Write) 
         assert "look before doing it again" in doubtful.text
 
     run(body)
+
+
+@pytest.mark.parametrize("idle_s", [60.0, 0.3])
+def test_each_call_has_its_own_time_whatever_else_the_process_does(folder: Write, idle_s: float) -> None:
+    here = folder(
+        """
+        @tool(effect="read_only", timeout_s=0.2)
+        async def brief(seconds: float):
+            await asyncio.sleep(seconds)
+            return "in time"
+        @tool(effect="read_only", timeout_s=0.8)
+        async def longer(seconds: float):
+            await asyncio.sleep(seconds)
+            return "in time"
+        """
+    )
+
+    async def timed(waiting: Awaitable[ToolOutcome]) -> tuple[str, float]:
+        began = time.monotonic()
+        return (await waiting).text.partition("\n")[0], time.monotonic() - began
+
+    async def body(host: WorkerToolHost) -> None:
+        await host.definitions(here)
+        async with asyncio.TaskGroup() as group:
+            late = group.create_task(timed(call(host, here, "longer", seconds=30)))
+            kept = group.create_task(timed(call(host, here, "longer", seconds=0.4)))
+            for _ in range(2):
+                brief, took_s = await timed(call(host, here, "brief", seconds=30))
+                assert brief == "brief did not finish within 0.2 s and was stopped."
+                assert 0.2 <= took_s < 10
+        text, took_s = late.result()
+        assert text == "longer did not finish within 0.8 s and was stopped."
+        assert 0.8 <= took_s < 10
+        assert kept.result()[0] == "in time"
+        # What ended in time moved nothing: the next call has all of its own.
+        assert (await call(host, here, "brief", seconds=0)).text == "in time"
+        assert (await timed(call(host, here, "longer", seconds=0.4)))[0] == "in time"
+
+    run(body, idle_s=idle_s)
 
 
 @pytest.mark.parametrize("how", ["def late(): time.sleep(60)", "async def late(): time.sleep(60)"])
@@ -450,9 +593,121 @@ def test_crash_is_the_outcome_of_that_call_alone(folder: Write, deed: str, said:
         assert reading.is_error
         assert not reading.in_doubt
         assert said in crashed.text
-        assert "agent" not in crashed.text
+        assert "agent" not in crashed.text.replace(here, "")
         assert paid.text == "paid"
         assert (await call(host, here, "pay")).text == "paid"
+
+    run(body)
+
+
+def test_interrupt_that_a_tool_raises_ends_its_process_and_no_other(folder: Write) -> None:
+    here = folder(
+        """
+        @tool
+        def interrupt():
+            raise KeyboardInterrupt("enough")
+        @tool
+        def pid():
+            return os.getpid()
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        first = (await call(host, here, "pid")).text
+        interrupted = await call(host, here, "interrupt")
+        assert (interrupted.is_error, interrupted.in_doubt) == (True, True)
+        assert "KeyboardInterrupt: enough" in interrupted.text
+        assert (await call(host, here, "pid")).text != first
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "child", ["sys.exit(0)", "return 'child'", "raise ValueError('child')", "os.setsid(); return 1"]
+)
+def test_a_child_that_a_tool_forks_off_is_no_second_server(folder: Write, child: str) -> None:
+    here = folder(
+        f"""
+        @tool(effect="read_only")
+        def daemonize():
+            if os.fork() == 0:
+                {child}
+            time.sleep(0.2)
+            return "started"
+        @tool
+        def pid():
+            return os.getpid()
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        first = (await call(host, here, "pid")).text
+        assert (await call(host, here, "daemonize")).text == "started"
+        assert {(await call(host, here, "pid")).text for _ in range(20)} == {first}
+
+    run(body)
+
+
+def test_a_process_that_can_no_longer_complain_ends_all_the_same(folder: Write) -> None:
+    here = folder(
+        """
+        @tool(timeout_s=30)
+        def interrupt():
+            os.close(2)
+            sys.stderr = None
+            raise KeyboardInterrupt("enough")
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        await host.definitions(here)
+        async with asyncio.timeout(10):
+            assert (await call(host, here, "interrupt")).in_doubt
+
+    run(body)
+
+
+def test_a_call_that_must_not_be_repeated_shares_no_process_that_is_just_starting(folder: Write) -> None:
+    here = folder(
+        """
+        @tool(effect="read_only")
+        def crash():
+            time.sleep(0.2)
+            os._exit(3)
+        @tool(effect="external_side_effect")
+        def send():
+            time.sleep(0.5)
+            return "sent"
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        await host.definitions(here)
+        await asyncio.sleep(0.5)  # nothing runs any more, and what the tools declare is known
+        crashed, sent = await together(call(host, here, "crash"), call(host, here, "send"))
+        assert crashed.is_error
+        assert (sent.text, sent.in_doubt) == ("sent", False)
+
+    run(body, idle_s=0.2)
+
+
+def test_what_is_printed_between_calls_belongs_to_none(folder: Write) -> None:
+    here = folder(
+        """
+        @tool(effect="read_only")
+        def background():
+            subprocess.Popen(["sh", "-c", "sleep 0.1; echo late"])
+            return "one"
+        @tool(effect="read_only")
+        def other():
+            return "two"
+        """
+    )
+
+    async def body(host: WorkerToolHost) -> None:
+        assert (await call(host, here, "background")).text == "one"
+        await asyncio.sleep(0.4)
+        assert (await call(host, here, "other")).text == "two"
 
     run(body)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import os
+import select
 from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
@@ -26,9 +27,11 @@ class Capture:
         self._emit = emit
         self._timer: asyncio.TimerHandle | None = None
         self._pipes: list[tuple[Stream, int]] = [("stdout", stdout), ("stderr", stderr)]
+        self._ready = select.poll()
         self.reset()
         for _stream, pipe in self._pipes:
             os.set_blocking(pipe, False)
+            self._ready.register(pipe, select.POLLIN)
         self._listen()
 
     def reset(self) -> None:
@@ -38,6 +41,8 @@ class Capture:
 
     def collect(self) -> None:
         """Emits everything that was written so far."""
+        if not self._ready.poll(0):  # mostly there is nothing, and one look is cheaper than two reads that fail
+            return
         for stream, pipe in list(self._pipes):
             # A pipe holds 64 KB, so a bounded number of reads gets all that was written before this call.
             for _ in range(_READS):
@@ -73,6 +78,7 @@ class Capture:
             return False
         if not data:
             self._pipes.remove((stream, pipe))
+            self._ready.unregister(pipe)
             self._loop.remove_reader(pipe)
             os.close(pipe)
             return False

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -34,8 +34,13 @@ class Launched(NamedTuple):
             os.close(pipe)
 
 
-def launch(folder: str, python: str, environ: Mapping[str, str], run_id: str = "") -> Launched:
-    """Starts a worker in a session of its own; OSError when the system cannot start it, and then nothing is left open."""
+def launch(
+    folder: str, python: str, environ: Mapping[str, str], run_id: str = "", inherited: Sequence[int] = ()
+) -> Launched:
+    """Starts a worker in a session of its own; OSError when the system cannot start it, and then nothing is left open.
+
+    It gets the open files `inherited` too, under the same numbers.
+    """
     ours, theirs = socket.socketpair()
     life_read, life_write = os.pipe()
     out_read, out_write = os.pipe()
@@ -48,7 +53,7 @@ def launch(folder: str, python: str, environ: Mapping[str, str], run_id: str = "
             stderr=err_write,
             cwd=folder,
             env=environ_of(environ, run_id),
-            pass_fds=(theirs.fileno(), life_read),
+            pass_fds=(theirs.fileno(), life_read, *inherited),
             start_new_session=True,
         )
     except OSError:

@@ -16,6 +16,46 @@ from atlas.kernel.errors import Fault
 _READ: Final = 64 * 1024
 
 
+class Outgoing:
+    """Bytes on their way into an open file that does not block: written now, or as soon as the other end takes them."""
+
+    def __init__(self, file: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._file = file
+        self._unsent = b""
+
+    def post(self, data: bytes) -> None:
+        """Sends it after all that was posted before."""
+        if not self._unsent:
+            try:
+                sent = os.write(self._file, data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                return  # the other end is dying; its exit is noticed on its own
+            if sent == len(data):
+                return
+            data = data[sent:]
+            self._loop.add_writer(self._file, self._writable)
+        self._unsent += data
+
+    def stop(self) -> None:
+        """Sends no more: from here on the file may be closed, and its number be that of another one."""
+        self._loop.remove_writer(self._file)
+        self._file = -1
+
+    def _writable(self) -> None:
+        try:
+            sent = os.write(self._file, self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            sent = len(self._unsent)
+        self._unsent = self._unsent[sent:]
+        if not self._unsent:
+            self._loop.remove_writer(self._file)
+
+
 class Link:
     """A process that can be told things. `dead` is done once it is reaped and has said its last.
 
@@ -35,7 +75,7 @@ class Link:
         self._heard = heard
         self._exited = exited
         self._frames = Frames(FRAME_LIMIT)
-        self._unsent = b""
+        self._outgoing = Outgoing(self._sock.fileno())
         self._is_deaf = False
         self.fault: Fault | None = None
         self.dead: asyncio.Future[None] = self._loop.create_future()
@@ -47,18 +87,11 @@ class Link:
 
     def post(self, data: bytes) -> None:
         """Sends, now or as soon as the socket takes it."""
-        if not self._unsent:
-            try:
-                sent = self._sock.send(data)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                return  # it is dying; its exit is noticed on its own
-            if sent == len(data):
-                return
-            data = data[sent:]
-            self._loop.add_writer(self._sock, self._writable)
-        self._unsent += data
+        self._outgoing.post(data)
+
+    def collect(self) -> None:
+        """Has `printed` told of everything that was printed by now."""
+        self._capture.collect()
 
     def kill(self) -> None:
         """Ends it and its group; `dead` tells when it is over."""
@@ -109,7 +142,7 @@ class Link:
                 break
             self._hear(data)
         self._go_deaf()
-        self._loop.remove_writer(self._sock)
+        self._outgoing.stop()
         self._sock.close()
         self._capture.close()
         os.close(self._life)
@@ -119,14 +152,3 @@ class Link:
     def _go_deaf(self) -> None:
         self._is_deaf = True
         self._loop.remove_reader(self._sock)
-
-    def _writable(self) -> None:
-        try:
-            sent = self._sock.send(self._unsent)
-        except BlockingIOError:
-            return
-        except OSError:
-            sent = len(self._unsent)
-        self._unsent = self._unsent[sent:]
-        if not self._unsent:
-            self._loop.remove_writer(self._sock)

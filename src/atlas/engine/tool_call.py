@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import lru_cache
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -33,10 +33,29 @@ async def perform(
 ) -> ToolOutcome:
     """What the call came to; only a cancellation passes. A function that is no coroutine runs in a thread."""
     began = time.perf_counter_ns()
+    return await _finished(_called(tool.function, tool, args, effect_key, secrets), tool, folder, secrets, began)
+
+
+def perform_here(
+    tool: LoadedTool,
+    args: bytes,
+    effect_key: str,
+    folder: str,
+    secrets: Mapping[str, str],
+    await_there: Callable[[Coroutine[Any, Any, ToolOutcome]], ToolOutcome],
+) -> ToolOutcome:
+    """What the call of a function that is no coroutine came to, performed in this very thread.
+
+    `await_there` takes over when the function returns something to be awaited.
+    """
+    began = time.perf_counter_ns()
     try:
-        text, is_error = _text(await _called(tool.function, tool, args, effect_key, secrets)), False
+        result = tool.function(**_given(tool.function, tool, args, effect_key, secrets))
+        if inspect.isawaitable(result):
+            return await_there(_finished(result, tool, folder, secrets, began))
+        text, is_error = _text(result), False
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool's code raises is the call's outcome
-        text, is_error = _failure(_from_there(error, tool.function), folder, secrets or {}), True
+        text, is_error = _failure(_from_there(error, tool.function), folder, secrets), True
     return ToolOutcome(text, is_error, (time.perf_counter_ns() - began) // 1000)
 
 
@@ -74,19 +93,38 @@ def is_stoppable(tool: LoadedTool) -> bool:
     return inspect.iscoroutinefunction(tool.function)
 
 
+async def _finished(
+    work: Awaitable[Any], tool: LoadedTool, folder: str, secrets: Mapping[str, str] | None, began: int
+) -> ToolOutcome:
+    """What the work of a call comes to."""
+    try:
+        text, is_error = _text(await work), False
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool's code raises is the call's outcome
+        text, is_error = _failure(_from_there(error, tool.function), folder, secrets or {}), True
+    return ToolOutcome(text, is_error, (time.perf_counter_ns() - began) // 1000)
+
+
 async def _called(
     function: Callable[..., Any], tool: LoadedTool, args: bytes, effect_key: str, secrets: Mapping[str, str] | None
 ) -> Any:
+    given = _given(function, tool, args, effect_key, secrets)
+    if inspect.iscoroutinefunction(function):
+        return await function(**given)
+    result = await asyncio.to_thread(function, **given)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _given(
+    function: Callable[..., Any], tool: LoadedTool, args: bytes, effect_key: str, secrets: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """The arguments for the function: the model's, and what only Atlas gives."""
     given = dict(tool.arguments(args))
     parameters = _parameters(function)
     if EFFECT_KEY in parameters:
         given[EFFECT_KEY] = effect_key
     if tool.definition.secrets and SECRETS in parameters:
         given[SECRETS] = dict(secrets or {})
-    if inspect.iscoroutinefunction(function):
-        return await function(**given)
-    result = await asyncio.to_thread(function, **given)
-    return await result if inspect.isawaitable(result) else result
+    return given
 
 
 @lru_cache(maxsize=1024)

@@ -89,22 +89,25 @@ class WorkerToolHost:
         definition = await self._definition(folder, name)
         if not definition.computes_resources:
             return (EVERYTHING,) if definition.resources is None else definition.resources
-        ending = await self._ask(folder, lambda number: AskResources(number, name, msgspec.Raw(args)), _ASK_TIMEOUT_S)
+        ending = await self._ask(
+            self._folder(folder), lambda number: AskResources(number, name, msgspec.Raw(args)), _ASK_TIMEOUT_S
+        )
         return ending.resources if isinstance(ending, ResourcesKnown) else (EVERYTHING,)
 
     async def call(
         self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
     ) -> ToolOutcome:
         """Performs the call; once more, alone and with the same key, when it may be repeated and its process was lost."""
-        definition = await self._definition(folder, name)
+        definition = self._known(folder, name) or await self._definition(folder, name)
         here, began = self._folder(folder), time.perf_counter_ns()
+        is_repeatable, timeout_s, given = definition.is_repeatable, definition.timeout_s, dict(secrets or {})
 
         def order(number: int) -> ToTools:
-            return CallTool(number, name, msgspec.Raw(args), effect_key, dict(secrets or {}))
+            return CallTool(number, name, msgspec.Raw(args), effect_key, given)
 
-        ending = await self._ask(folder, order, definition.timeout_s, is_alone=not definition.is_repeatable)
-        if isinstance(ending, Lost) and ending.error is not _DRAINED and definition.is_repeatable:
-            ending = await self._ask(folder, order, definition.timeout_s, is_alone=True)
+        ending = await self._ask(here, order, timeout_s, is_alone=not is_repeatable)
+        if isinstance(ending, Lost) and ending.error is not _DRAINED and is_repeatable:
+            ending = await self._ask(here, order, timeout_s, is_alone=True)
         outcome = _outcome(definition, ending, (time.perf_counter_ns() - began) // 1000)
         if not (outcome.in_doubt and definition.has_probe) or here.is_closed:
             return outcome
@@ -125,7 +128,7 @@ class WorkerToolHost:
         def order(number: int) -> ToTools:
             return ProbeTool(number, name, msgspec.Raw(args), effect_key, dict(secrets or {}))
 
-        ending = await self._ask(folder, order, definition.timeout_s)
+        ending = await self._ask(self._folder(folder), order, definition.timeout_s)
         match ending:
             case ProbeEnded():
                 return ToolFinding(ending.found, ending.text, ending.message)
@@ -146,28 +149,37 @@ class WorkerToolHost:
     # Which process
 
     async def _ask(
-        self, folder: str, order: Callable[[int], ToTools], timeout_s: float, *, is_alone: bool = False
+        self, here: _Folder, order: Callable[[int], ToTools], timeout_s: float, *, is_alone: bool = False
     ) -> Ending | Late:
-        here = self._folder(folder)
-        async with here.alone if is_alone else here.together:
-            process = await (self._reserved(here) if is_alone else self._shared(here))
-            try:
-                return await process.ask(order, timeout_s)
-            finally:
-                process.is_reserved = process.is_reserved and not is_alone
+        places = here.alone if is_alone else here.together
+        await places.acquire()
+        try:
+            if is_alone:
+                return await self._ask_alone(here, order, timeout_s)
+            process = here.find_shared() or await self._shared(here)
+            return await process.ask(order, timeout_s)
+        finally:
+            places.release()
+
+    async def _ask_alone(self, here: _Folder, order: Callable[[int], ToTools], timeout_s: float) -> Ending | Late:
+        process = await self._reserved(here)
+        try:
+            return await process.ask(order, timeout_s)
+        finally:
+            process.is_reserved = False
 
     async def _shared(self, here: _Folder) -> ToolProcess:
         """A process for calls that may be repeated; started once, however many want it at the same time."""
         async with here.starting:
-            for process in here.processes:
-                if process.is_fit and not process.is_reserved:
-                    return process
-            return await self._start(here)
+            while (process := here.find_shared()) is None:
+                # By the time it is ready it may have been taken for a call that must be alone.
+                await self._start(here)
+            return process
 
     async def _reserved(self, here: _Folder) -> ToolProcess:
         """A process that nobody else uses, marked so before anybody else can look."""
         for process in here.processes:
-            if process.is_fit and process.is_idle and not process.is_reserved:
+            if process.is_loaded and process.is_fit and process.is_idle and not process.is_reserved:
                 process.is_reserved = True
                 return process
         return await self._start(here, is_reserved=True)
@@ -195,18 +207,26 @@ class WorkerToolHost:
         if here.is_closed:
             raise Unavailable(_DRAINED.message, code=_DRAINED.code)
         try:
-            launched = launch(here.path, self._python, self._environ)
+            theirs, line = os.pipe()
+            try:
+                launched = launch(here.path, self._python, self._environ, inherited=(theirs,))
+            except OSError:
+                os.close(line)
+                raise
+            finally:
+                os.close(theirs)
         except OSError as error:
             raise Unavailable(
                 f"no process could be started for the tools: {error}",
                 hint="Is the folder there, and does the machine allow more processes and open files?",
                 code="worker_not_started",
             ) from error
-        order = LoadTools(here.path, self._memory_mb)
+        order = LoadTools(here.path, self._memory_mb, theirs)
         try:
-            process = ToolProcess(launched, order, idle_s=self._idle_s, grace_s=self._grace_s)
+            process = ToolProcess(launched, line, order, idle_s=self._idle_s, grace_s=self._grace_s)
         except OSError:
             launched.abandon()
+            os.close(line)
             raise
         here.processes.append(process)
         process.dead.add_done_callback(lambda _: here.processes.remove(process))
@@ -220,9 +240,13 @@ class WorkerToolHost:
             found = self._folders[path] = _Folder(path, self._alone)
         return found
 
+    def _known(self, folder: str, name: str) -> ToolDefinition | None:
+        """What the tool declares, when its folder has been read."""
+        return (self._folder(folder).definitions or {}).get(name)
+
     async def _definition(self, folder: str, name: str) -> ToolDefinition:
         await self.definitions(folder)
-        found = (self._folder(folder).definitions or {}).get(name)
+        found = self._known(folder, name)
         if found is None:
             raise NotFound(f"there is no tool {name} in this folder")
         return found
@@ -239,6 +263,13 @@ class _Folder:
         self.starting = asyncio.Lock()
         self.together = asyncio.Semaphore(THREADS)
         self.alone = asyncio.Semaphore(alone)
+
+    def find_shared(self) -> ToolProcess | None:
+        """A process that calls may share now."""
+        for process in self.processes:
+            if process.is_loaded and process.is_fit and not process.is_reserved:
+                return process
+        return None
 
 
 def _outcome(definition: ToolDefinition, ending: Ending | Late, duration_us: int) -> ToolOutcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from atlas.engine.tool_call import find_out, perform, resources_of
@@ -43,12 +43,16 @@ class InlineToolHost:
             return await other.resources(folder, name, args)
         return await resources_of(self._tool(folder, name), args)
 
-    async def call(
+    def call(
         self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
-    ) -> ToolOutcome:
+    ) -> Coroutine[Any, Any, ToolOutcome]:
         """Performs the call; a coroutine that is late or cancelled is cancelled, a thread is left to itself."""
-        if (other := self._other(folder)) is not None:
-            return await other.call(folder, name, args, effect_key, secrets)
+        other = self._other(folder)
+        return (self._call if other is None else other.call)(folder, name, args, effect_key, secrets)
+
+    async def _call(
+        self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None
+    ) -> ToolOutcome:
         tool = self._tool(folder, name)
         definition = tool.definition
         began = time.perf_counter_ns()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TextIO
 
@@ -31,21 +29,22 @@ class Page:
         self._left_out += len(text) - len(kept)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was printed."""
+        return not self._size
+
+    @property
     def text(self) -> str:
         """All of it."""
         more = f"\n[and {self._left_out} more characters]" if self._left_out else ""
         return "".join(self._pieces) + more
 
 
-@contextmanager
-def page() -> Iterator[Page]:
-    """A page for whatever is printed from here: by this task, and by threads and tasks that it starts."""
+def open_page() -> Page:
+    """A page for whatever is printed from here on in this context, and in those that are copied from it."""
     fresh = Page()
-    token = _PAGE.set(fresh)
-    try:
-        yield fresh
-    finally:
-        _PAGE.reset(token)
+    _PAGE.set(fresh)
+    return fresh
 
 
 def route_output() -> None:

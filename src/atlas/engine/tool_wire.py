@@ -12,13 +12,17 @@ from atlas.kernel.tool import ToolDefinition
 
 
 class LoadTools(msgspec.Struct, frozen=True, tag="tools"):
-    """The first message to a process that is to hold the tools of a folder."""
+    """The first message to a process that is to hold the tools of a folder.
+
+    `line` is an open file of the process: what comes there is performed one call after the other, in its own thread.
+    """
 
     folder: str
     memory_mb: int
+    line: int
 
 
-class CallTool(msgspec.Struct, frozen=True, tag="call"):
+class CallTool(msgspec.Struct, frozen=True, omit_defaults=True, tag="call"):
     """Call it, now."""
 
     id: int
@@ -53,13 +57,17 @@ class StopCall(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class ToolsLoaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """The files were imported: what they declare, or what is wrong with them."""
+    """The files were imported: what they declare, or what is wrong with them.
+
+    `direct` names the tools that can be called on the line: those that are no coroutines.
+    """
 
     definitions: tuple[ToolDefinition, ...] = ()
     problems: tuple[Problem, ...] = ()
+    direct: frozenset[str] = frozenset()
 
 
-class CallEnded(msgspec.Struct, frozen=True, tag="ended"):
+class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="ended"):
     """A call came back. `is_stopped`: because it was told to stop, and so without a result."""
 
     id: int
@@ -91,6 +99,7 @@ Reply: TypeAlias = CallEnded | ProbeEnded | ResourcesKnown
 FromTools: TypeAlias = ToolsLoaded | Reply
 
 TO_TOOLS: Final = msgspec.json.Decoder(ToTools)
+ON_LINE: Final = msgspec.json.Decoder(CallTool)
 FROM_TOOLS: Final = msgspec.json.Decoder(FromTools)
 
 _ENCODER: Final = msgspec.json.Encoder()
