@@ -17,8 +17,17 @@ from atlas.kernel.code import CallMade
 from atlas.kernel.contract import Tools
 from atlas.kernel.gate import Standing
 from atlas.kernel.mandate import Mandate, Zones, answers
-from atlas.kernel.policy import CompiledPolicy, Policy, Proposal, Ruling, policy_of, rule_for, rule_for_models
-from atlas.kernel.rule import Layer
+from atlas.kernel.policy import (
+    CompiledPolicy,
+    Policy,
+    Proposal,
+    Ruling,
+    minds_arguments,
+    policy_of,
+    rule_for,
+    rule_for_models,
+)
+from atlas.kernel.rule import Ancestor, Layer
 from atlas.kernel.rule_table import Holds
 from atlas.kernel.state import State
 
@@ -91,28 +100,39 @@ class FileAuthority:
         self._zone = zone
         self._server_of = server_of
         self._candidates = candidates
-        self._policy = _Fresh[CompiledPolicy]()
+        self._policy = _Fresh(lambda: CompiledPolicy(files.policy()))
         self._tools: dict[str, _Fresh[Tools | None]] = {}
         self._mandates: dict[str, _Fresh[tuple[Mandate, ...]]] = {}
 
     def policy(self) -> CompiledPolicy:
         """The policy as it is now; PolicyRefused when it cannot be read."""
-        return self._policy.get(self._files.stamp(), lambda: CompiledPolicy(self._files.policy()))
+        return self._policy.at(self._files.stamp())
 
     def rule(self, state: State, call: CallMade) -> Ruling:
         """What all layers together say of the call, for the run and for everybody it descends from."""
         created = state.created
-        own: list[Layer] = []
         live = self.tools(created.agent)
-        if live is not None:
-            own.append(Layer("agent", allow=live.allow, deny=live.deny))
-        if created.narrow is not None:
-            own.append(Layer("run", allow=created.narrow.allow, deny=created.narrow.deny))
+        policy = self.policy()
+        is_model = call.kind == "model"
+        server = self._server_of(call.name) if call.kind == "tool" else ""
+        models = tuple(self._candidates(call.name)) if is_model else ()
+        # Everything that a ruling depends on beside the policy, the arguments apart.
+        key = (
+            *(call.kind, call.name, call.effect_class, server, models),
+            *(created.agent, state.principal, created.narrow, created.lineage, live),
+        )
+        ruling = policy.recall(key)
+        if ruling is not None:
+            return ruling
+        own = _own_layers(live, created.narrow)
         proposal = self.proposal(state, call)
-        if call.kind != "model":
-            return rule_for(created.lineage, proposal, self.policy(), self._holds, own)
-        models = self._candidates(call.name)
-        return rule_for_models(created.lineage, proposal, models, self.policy(), self._holds, own)
+        if is_model:
+            ruling = rule_for_models(created.lineage, proposal, models, policy, self._holds, own)
+        else:
+            ruling = rule_for(created.lineage, proposal, policy, self._holds, own)
+        if not minds_arguments(created.lineage, proposal, models, policy):
+            policy.keep(key, ruling)
+        return ruling
 
     def standing(self, state: State, call: CallMade, now_us: int) -> Standing | None:
         """The mandate that answers in a person's place; never for what is denied."""
@@ -134,13 +154,17 @@ class FileAuthority:
 
     def tools(self, agent: str) -> Tools | None:
         """The lists of tools in the agent's contract as it is now."""
-        fresh = self._tools.setdefault(agent, _Fresh[Tools | None]())
-        return fresh.get(self._files.tools_stamp(agent), lambda: self._files.tools(agent))
+        fresh = self._tools.get(agent)
+        if fresh is None:
+            fresh = self._tools[agent] = _Fresh(lambda: self._files.tools(agent))
+        return fresh.at(self._files.tools_stamp(agent))
 
     def mandates(self, agent: str) -> tuple[Mandate, ...]:
         """The mandates that the agent may use now."""
-        fresh = self._mandates.setdefault(agent, _Fresh[tuple[Mandate, ...]]())
-        return fresh.get(self._files.mandates_stamp(agent), lambda: self._files.mandates(agent))
+        fresh = self._mandates.get(agent)
+        if fresh is None:
+            fresh = self._mandates[agent] = _Fresh(lambda: self._files.mandates(agent))
+        return fresh.at(self._files.mandates_stamp(agent))
 
     def proposal(self, state: State, call: CallMade) -> Proposal:
         """The call as rules see it."""
@@ -160,17 +184,24 @@ class FileAuthority:
 class _Fresh(Generic[T]):
     """A value that is made again when its stamp changes, and whenever making it failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
         self._stamp: object = None
         self._value: tuple[T] | None = None
 
-    def get(self, stamp: object, make: Callable[[], T]) -> T:
+    def at(self, stamp: object) -> T:
         """The value of this stamp. The stamp was taken before reading, so a change meanwhile is seen next time."""
         if self._value is None or self._stamp != stamp:
             self._value = None
-            self._value = (make(),)
+            self._value = (self._make(),)
             self._stamp = stamp
         return self._value[0]
+
+
+def _own_layers(live: Tools | None, narrow: Ancestor | None) -> list[Layer]:
+    """The lists of the agent's contract as it is now, and of what its run was narrowed to."""
+    own = [] if live is None else [Layer("agent", allow=live.allow, deny=live.deny)]
+    return own if narrow is None else [*own, Layer("run", allow=narrow.allow, deny=narrow.deny)]
 
 
 def _decoded(args: msgspec.Raw) -> Any:

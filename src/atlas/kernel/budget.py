@@ -44,6 +44,7 @@ __all__ = [
     "is_near",
     "meters_at",
     "micro_usd",
+    "minute_at",
     "pool_of",
     "reached",
     "usd",
@@ -323,6 +324,11 @@ def forecast(spent: int, recent: int, recent_s: float, left_s: float) -> int:
 def day_at(at_us: int, zone: tzinfo) -> str:
     """The day in the zone, as YYYY-MM-DD."""
     return _utc(at_us).astimezone(zone).date().isoformat()
+
+
+def minute_at(at_us: int) -> int:
+    """The minute of a time. All times in one have the same caps and meters: in every zone a day begins with a minute."""
+    return at_us // (60 * MICRO)
 
 
 @functools.lru_cache(maxsize=256)

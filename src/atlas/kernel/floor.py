@@ -339,9 +339,14 @@ HAZARDS: Final[tuple[Hazard, ...]] = (
 )
 
 
+def reads_arguments(kind: str, effect_class: str) -> bool:
+    """Whether the floor looks at such an effect and at what it is called with."""
+    return effect_class != "read_only" and kind not in ("model", "spawn")
+
+
 def hazards(kind: str, effect_class: str, name: str, args: Any) -> tuple[Spoke, ...]:
     """What the floor says about an effect: nothing about effects that change nothing."""
-    if effect_class == "read_only" or kind in ("model", "spawn"):
+    if not reads_arguments(kind, effect_class):
         return ()
     spoken = _named(name)
     if args is None or args == {}:

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
 
-from atlas.kernel.floor import HAZARDS, hazards
+from atlas.kernel.floor import HAZARDS, hazards, reads_arguments
 from atlas.kernel.rule import Ancestor, Decision, EffectClass, Judging, Layer, LayerName, Spoke
-from atlas.kernel.rule_table import Found, Holds, RuleTable, listed
+from atlas.kernel.rule_table import MAX_KEPT, Found, Holds, RuleTable, listed
 
 RANK: Final[dict[Decision, int]] = {"allow": 0, "ask": 1, "deny": 2}
 
@@ -97,6 +97,7 @@ class CompiledPolicy:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._table = RuleTable(policy.layers)
+        self._rulings: dict[Hashable, Ruling] = {}
 
     @property
     def version(self) -> str:
@@ -106,6 +107,20 @@ class CompiledPolicy:
     def find(self, proposal: Proposal, holds: Holds) -> Found:
         """What the layers' rules and lists say about one proposal."""
         return self._table.find(proposal, holds)
+
+    def tries_arguments(self, proposal: Proposal) -> bool:
+        """Whether a rule has to look at the arguments to tell if it speaks about the proposal."""
+        return self._table.tries_arguments(proposal)
+
+    def recall(self, key: Hashable) -> Ruling | None:
+        """The ruling that was kept under this key."""
+        return self._rulings.get(key)
+
+    def keep(self, key: Hashable, ruling: Ruling) -> None:
+        """Keeps a ruling that depends on nothing but this policy and the key; of very many, the last ones."""
+        if len(self._rulings) >= MAX_KEPT:
+            self._rulings.clear()
+        self._rulings[key] = ruling
 
 
 def rule_on(proposal: Proposal, policy: CompiledPolicy, holds: Holds, own: Sequence[Layer] = ()) -> Ruling:
@@ -162,6 +177,20 @@ def rule_for_models(
     )
 
 
+def minds_arguments(
+    lineage: Sequence[Ancestor], proposal: Proposal, models: Sequence[str], policy: CompiledPolicy
+) -> bool:
+    """Whether the ruling on the same effect with other arguments might be another: by a rule, or by the floor."""
+    if reads_arguments(proposal.kind, proposal.effect_class):
+        return True
+    about = dict.fromkeys((proposal.agent, proposal.project, model) for model in (proposal.model, *models))
+    about |= dict.fromkeys((one.agent, one.project, model) for one in lineage for _, _, model in tuple(about))
+    return any(
+        policy.tries_arguments(msgspec.structs.replace(proposal, agent=agent, project=project, model=model))
+        for agent, project, model in about
+    )
+
+
 def descend(lineage: Sequence[Ancestor], *members: Ancestor | None) -> tuple[Ancestor, ...]:
     """The lineage with further members at its end; one that is in it already adds nothing, so recursion stays small.
 
@@ -181,8 +210,13 @@ def strictest(first: Ruling, *others: Ruling) -> Ruling:
 
 def class_default(effect_class: EffectClass, kind: str = "step") -> Ruling:
     """What happens to an effect of this class when no rule speaks; asking a model is allowed."""
+    spoke = _default_spoke(effect_class, kind)
+    return Ruling(spoke.decision, spoke.reason, spoke.rule, spoke.layer)
+
+
+def _default_spoke(effect_class: EffectClass, kind: str) -> Spoke:
     decision: Decision = "allow" if kind == "model" else CLASS_DEFAULTS[effect_class]
-    return Ruling(decision, f"default for {effect_class}", "default", "class")
+    return Spoke("class", "default", decision, f"default for {effect_class}")
 
 
 class _Said:
@@ -211,8 +245,7 @@ def _said(proposal: Proposal, policy: CompiledPolicy, holds: Holds, own: Sequenc
     spoke = [spoke for layer in own for spoke in listed(layer, proposal.kind, proposal.name)]
     spoke += found.spoke
     if not found.replaces_default:
-        default = class_default(proposal.effect_class, proposal.kind)
-        spoke.append(Spoke("class", "default", default.decision, default.reason))
+        spoke.append(_default_spoke(proposal.effect_class, proposal.kind))
     if about:
         spoke = [msgspec.structs.replace(each, about=about) for each in spoke]
     return _Said(spoke, found.second_person, list(found.judges))

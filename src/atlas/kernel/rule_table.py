@@ -124,6 +124,11 @@ class RuleTable:
                 entries += [entry for entry in group.entries if _holds(entry, subject, values, holds)]
         return _plus(remaining.certain, entries) if entries else remaining.certain
 
+    def tries_arguments(self, subject: Subject) -> bool:
+        """Whether what speaks about the subject depends on its arguments."""
+        remaining = self._remaining(subject)
+        return bool(remaining.tried or remaining.groups)
+
     def _place(self, entry: _Entry) -> None:
         names = _globs(entry.rule.match.tool)
         if names and not any("*" in name for name in names):

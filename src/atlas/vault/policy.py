@@ -7,9 +7,9 @@ file. What cannot be read is never taken for a policy that says nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -32,8 +32,10 @@ MANDATE_FILE = "mandates.yaml"
 CONTRACT_FILE = "agent.yaml"
 
 P = TypeVar("P", bound=Part)
-Stamp = tuple[tuple[str, int, int, int], ...]
-"""Which files there are and which version of each: another stamp, another policy."""
+Version: TypeAlias = tuple[str, int, int, int] | None
+"""Which version of a file there is; None: no file."""
+Stamp: TypeAlias = tuple[Version, ...]
+"""The versions of several files: another stamp, another policy."""
 
 
 class PolicyFiles:
@@ -53,8 +55,9 @@ class PolicyFiles:
         """Changes whenever a policy file is written, made or removed."""
         # Asked before every effect, so with plain texts: paths as objects would be most of the cost.
         root = self._place
-        projects = (f"{root}/projects/{name}/{POLICY_FILE}" for name in _names(f"{root}/projects"))
-        return _stamp((f"{root}/{CONFIG_FILE}", f"{root}/{POLICY_FILE}", *projects))
+        found = [_version(f"{root}/{CONFIG_FILE}"), _version(f"{root}/{POLICY_FILE}")]
+        found += [_version(f"{root}/projects/{name}/{POLICY_FILE}") for name in _names(f"{root}/projects")]
+        return tuple(found)
 
     def policy(self) -> Policy:
         """Every layer that is written in files; PolicyRefused when one of them cannot be read."""
@@ -62,7 +65,7 @@ class PolicyFiles:
 
     def tools_stamp(self, agent: str) -> Stamp:
         """Changes whenever the agent's contract is written, made or removed."""
-        return _stamp((f"{self._place}/agents/{_safe(agent)}/{CONTRACT_FILE}",))
+        return (_version(f"{self._place}/agents/{_safe(agent)}/{CONTRACT_FILE}"),)
 
     def tools(self, agent: str) -> Tools | None:
         """The lists of tools in the agent's contract as it is now; None when there is no such agent."""
@@ -71,7 +74,8 @@ class PolicyFiles:
 
     def mandates_stamp(self, agent: str) -> Stamp:
         """Changes whenever a mandate that the agent may use is written or removed."""
-        return _stamp((f"{self._place}/agents/{_safe(agent)}/{MANDATE_FILE}", f"{self._place}/{MANDATE_FILE}"))
+        own = _version(f"{self._place}/agents/{_safe(agent)}/{MANDATE_FILE}")
+        return own, _version(f"{self._place}/{MANDATE_FILE}")
 
     def mandates(self, agent: str) -> tuple[Mandate, ...]:
         """The mandates that runs of the agent may use, its own first; PolicyRefused when a file cannot be read."""
@@ -272,17 +276,14 @@ def _read(path: Path, kind: type[P], rules: Callable[[P], Iterator[Finding]] | N
     return load(data, kind, path=str(path), rules=rules)
 
 
-def _stamp(paths: Iterable[str]) -> Stamp:
-    found: list[tuple[str, int, int, int]] = []
-    for path in paths:
-        try:
-            status = os.stat(path)
-            found.append((path, status.st_mtime_ns, status.st_size, status.st_ino))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            found.append((path, -1, -1, -1))  # there, but not to be looked at: reading it will say so
-    return tuple(found)
+def _version(path: str) -> Version:
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return path, -1, -1, -1  # there, but not to be looked at: reading it will say so
+    return path, status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _names(place: str) -> list[str]:

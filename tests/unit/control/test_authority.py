@@ -30,6 +30,7 @@ from atlas.vault.condition import Conditions
 from atlas.vault.policy import PolicyFiles
 from atlas.vault.zone import zone_named
 
+CONTRACT = "agent:\n  name: shop\n  version: 1.0.0\n  description: Sells.\n"
 NOW = 1_794_830_400_000_000  # 2026-11-16 12:00 UTC
 
 
@@ -66,6 +67,74 @@ def test_files_are_read_once_until_one_changes(tmp_path: Path) -> None:
     for _ in range(3):
         assert found.rule(run(), call("send")).decision == "deny"
     assert files.reads == 2
+
+
+def test_a_ruling_that_was_made_before_follows_every_change_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "agents" / "shop").mkdir(parents=True)
+    contract = tmp_path / "agents" / "shop" / "agent.yaml"
+    contract.write_text(CONTRACT)
+    found, _ = authority(tmp_path)
+    look = call("look", effect="read_only")
+    assert [found.rule(run(), look).decision for _ in range(2)] == ["allow", "allow"]
+    contract.write_text(CONTRACT + "  tools: {deny: [look]}\n")
+    assert [found.rule(run(), look).rule for _ in range(2)] == ["tools.deny", "tools.deny"]
+    contract.write_text(CONTRACT)
+    (tmp_path / "projects" / "apollo").mkdir(parents=True)
+    (tmp_path / "projects" / "apollo" / "policy.yaml").write_text("rules: [{id: closed, decision: deny}]")
+    assert [found.rule(run(), look).decision for _ in range(2)] == ["allow", "allow"]
+    in_apollo = run(narrow=Ancestor("shop", project="apollo"))
+    assert [found.rule(in_apollo, look).rule for _ in range(2)] == ["closed", "closed"]
+
+
+def test_what_was_ruled_for_one_run_is_not_the_ruling_for_another(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(
+        "rules: [{id: bob, decision: deny, match: {agent: bob}}, {id: eve, decision: deny, match: {principal: eve}}]"
+    )
+    found, _ = authority(tmp_path)
+    look = call("look", effect="read_only")
+    runs = [
+        (run(), "allow"),
+        (run("bob"), "deny"),
+        (run(lineage=(Ancestor("bob"),)), "deny"),
+        (run(lineage=(Ancestor("ann", deny=("look",)),)), "deny"),
+        (run(narrow=Ancestor("shop", allow=("other",))), "deny"),
+        (initial("run_1", "eve", run().created), "deny"),
+    ]
+    for _ in range(2):
+        assert [found.rule(state, look).decision for state, _ in runs] == [decision for _, decision in runs]
+
+
+def test_arguments_are_looked_at_each_time_a_rule_or_the_floor_speaks_of_them(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(
+        "rules:\n"
+        "- {id: secret, decision: deny, match: {tool: look, args: {path: '/secret/*'}}}\n"
+        "- {id: dear, decision: deny, match: {tool: price, when: args.usd > 5}}\n"
+        "- {id: theirs, decision: deny, match: {agent: bob, args: {path: '/home/*'}}}\n"
+    )
+    found, _ = authority(tmp_path)
+
+    def decided(state: State, *calls: CallMade) -> list[str]:
+        return [found.rule(state, one).decision for one in calls]
+
+    looks = [call("look", effect="read_only", path=path) for path in ("/open/a", "/secret/a", "/home/a", "/open/b")]
+    assert decided(run(), *looks) == ["allow", "deny", "allow", "allow"]
+    glances = [call("glance", effect="read_only", path=path) for path in ("/open/a", "/home/a", "/open/b")]
+    assert decided(run(), *glances) == ["allow", "allow", "allow"]
+    assert decided(run(lineage=(Ancestor("bob"),)), *glances) == ["allow", "deny", "allow"]
+    prices = [call("price", effect="read_only", usd=usd) for usd in (1, 9, 2)]
+    assert decided(run(), *prices) == ["allow", "deny", "allow"]
+    writes = [call("write", effect="reversible_write", command=text) for text in ("ls", "rm -rf /", "ls")]
+    assert decided(run(), *writes) == ["allow", "ask", "allow"]
+
+
+def test_every_model_that_a_tier_stands_for_now_is_ruled_on(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("rules: [{id: far, decision: deny, match: {model: 'far:*'}}]")
+    conditions, tier = Conditions(), ["near:a"]
+    found = FileAuthority(PolicyFiles(tmp_path, conditions), conditions.holds, candidates=lambda choice: tier)
+    ask = call("fast", "model", "read_only")
+    assert [found.rule(run(), ask).models for _ in range(2)] == [("near:a",), ("near:a",)]
+    tier.append("far:b")
+    assert [found.rule(run(), ask).decision for _ in range(2)] == ["deny", "deny"]
 
 
 def test_a_proposal_says_who_wants_what(tmp_path: Path) -> None:
