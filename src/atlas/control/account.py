@@ -207,14 +207,15 @@ async def done_of(
                 tools.append(name)
                 failed += is_error or await _says_error(ledger, recorded)
         elif isinstance(recorded, EffectReceived) and not is_error:
-            heard = msgspec.json.decode(await unpack(ledger, recorded.result), type=Heard)
+            heard = _HEARD.decode(await unpack(ledger, recorded.result))
             samples.append(heard.sample)
-            text = "".join(part.text for part in heard.reply.parts if isinstance(part, Text))
+            text = "".join([part.text for part in heard.reply.parts if isinstance(part, Text)])
             answer, is_pieced, last = (answer + text if was_cut else text), was_cut, handle.step or 0
             was_cut = heard.reply.stop == "length"
             calls = [part for part in heard.reply.parts if isinstance(part, ToolCall)]
-            taken = (note_of(call, f"{handle}.{number}") for number, call in enumerate(calls, start=1))
-            notes += [note for note in taken if note is not None]
+            for number, call in enumerate(calls, start=1):
+                if call.name == NOTE_TOOL and (note := note_of(call, f"{handle}.{number}")) is not None:
+                    notes.append(note)
     user = said_text(await unpack(ledger, created.input), created.files, turn)
     return Done(turn, user, answer, last, is_pieced, tuple(tools), failed, tuple(notes), tuple(samples), outcome)
 
@@ -248,11 +249,15 @@ async def _says_error(ledger: Ledger, recorded: Recorded) -> bool:
     """Whether a tool that answered said that it failed."""
     if not isinstance(recorded, EffectReceived):
         return True
-    return msgspec.json.decode(await unpack(ledger, recorded.result), type=_Outcome).is_error
+    return _OUTCOME.decode(await unpack(ledger, recorded.result)).is_error
 
 
 class _Outcome(msgspec.Struct):
     is_error: bool = False
+
+
+_HEARD: Final = msgspec.json.Decoder(Heard)
+_OUTCOME: Final = msgspec.json.Decoder(_Outcome)
 
 
 async def _effect(ledger: Ledger, handle: Handle, body: EffectReceived | EffectRefused, event: Event) -> Entry:

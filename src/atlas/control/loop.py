@@ -31,7 +31,7 @@ from atlas.control.world import Effected, bug
 from atlas.kernel import guard
 from atlas.kernel.batch import Claim, claim, claim_of, ready
 from atlas.kernel.code import Cancel, Finished, FromCode, Job, Need, Noted, Perform, ToCode
-from atlas.kernel.context import Built, Live, Session, build
+from atlas.kernel.context import Builder, Built, Live, Session
 from atlas.kernel.errors import AtlasError, Cancelled, Fault, RunFailed
 from atlas.kernel.event import EffectClass, EffectIntended, Process
 from atlas.kernel.hold import Hold
@@ -98,6 +98,7 @@ class PromptCode:
         self._rate = DEFAULT_RATE
         self._history: History
         self._desk: Desk
+        self._builder: Builder
         self._session = Session()
         self._system: tuple[str, ...] = ()
         self._kept: tuple[Live, str] | None = None
@@ -209,6 +210,7 @@ class PromptCode:
         row = await services.ledger.run(job.run_id)
         self._session = await session_before(services.ledger, job.session_id, row.turn)
         self._limits = limits_of(self._desk.contract.context)
+        self._builder = Builder(self._limits)
         self._rate = self._session.calibration.rate
         self._system = await self._first_system() or self._desk.system
         self._steering = self._steered_by(row.turn)
@@ -283,7 +285,7 @@ class PromptCode:
         if effect in self._history.answers and step != self._wanted:
             return await self._calls.make(Wanted(effect, "model", "", b"null"), _never)
         live = await self._live(effect)
-        built = build(turn, live, self._limits)
+        built = self._builder.build(turn, live)
         if step == self._wanted:
             sent = self._intents.get(effect)
             raise _Reached(replace(built, request=granted(built.request, sent.hold if sent is not None else None)))

@@ -44,14 +44,15 @@ class Claim(msgspec.Struct, frozen=True):
 def claim(definition: ToolDefinition, args: Mapping[str, Any]) -> Claim:
     """What a call with these arguments touches; everything, in the tool's mode, when it does not declare it."""
     if definition.resources is None:
-        return claim_of((EVERYTHING,), definition.effect)
-    known = {**_defaults(definition), **args}
-    return claim_of((one for text in definition.resources for one in _filled(text, known)), definition.effect)
+        return Claim((Touch((), is_write=definition.effect != "read_only"),))
+    named = {name for text in definition.resources for name in placeholders(text)}
+    known = args if named <= args.keys() else {**_defaults(definition), **args}
+    return claim_of([one for text in definition.resources for one in _filled(text, known)], definition.effect)
 
 
 def claim_of(resources: Iterable[str], effect: EffectClass) -> Claim:
     """The claim that these resources make for a tool of this effect class."""
-    return Claim(tuple(dict.fromkeys(_touch(text, effect) for text in resources)))
+    return Claim(tuple(dict.fromkeys([_touch(text, effect) for text in resources])))
 
 
 def conflicts(one: Claim, other: Claim) -> bool:

@@ -2,6 +2,7 @@
 
     build(turn, live, limits)   one request from the turn's state and live inputs; pure, so that the same
                                 inputs always give the same bytes
+    Builder(limits)             the same for the requests of a turn, at the cost of what is new in each
 
 The order serves providers' prompt caches: what is the same for the whole turn stands first (tools, persona, the
 session, the user's words), then the exchanges of the turn, append-only until the window is halved, then what changes
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from atlas.kernel.block import Block, Choice, Grade, View, fit, view
 from atlas.kernel.errors import LimitRefused
@@ -77,55 +79,181 @@ class Live(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Built(msgspec.Struct, frozen=True):
-    """A request, its bytes as `neutral` gives them, and why each part of it is there."""
+    """A request, its bytes as `neutral` gives them, and why each part of it is there.
+
+    `measure` are the bytes that a provider's count of tokens is held against; 0 with pictures, which bytes do not measure.
+    """
 
     request: Request
     raw: bytes
     choices: tuple[Choice, ...]
     tokens: int
-
-    @property
-    def measure(self) -> int:
-        """The bytes that a provider's count of tokens is held against; 0 with pictures, which bytes do not measure."""
-        has_pictures = any(isinstance(part, Image) for part in self.request.messages[0].parts)
-        return 0 if has_pictures else len(self.raw)
+    measure: int
 
 
 def build(turn: Turn, live: Live, limits: Limits) -> Built:
     """The request for the turn's next step; LimitRefused when what must be shown does not fit."""
+    return Builder(limits).build(turn, live)
+
+
+class Builder:
+    """Builds requests, each exactly as `build` does. It keeps what the last one was made of, for the next."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._frame: _Frame | None = None
+        self._head: _Head | None = None
+        self._window = _Window()
+
+    def build(self, turn: Turn, live: Live) -> Built:
+        """The request for the turn's next step; LimitRefused when what must be shown does not fit."""
+        frame = self._framed(turn, live)
+        rate, sizes = live.bytes_per_token, frame.sizes
+        turn = windowed(turn, frame.window)
+        head = self._headed(turn, frame)
+        shown = self._window
+        shown.follow(turn)
+        volatile = tuple(_volatile_blocks(turn, live, sizes))
+        room = frame.free - turn.window_size - head.size
+        tail = fit(volatile, room - _FRAME * len(volatile)) if volatile else ()
+        messages, encoded = (head.message, *shown.messages), (head.encoded, *shown.encoded)
+        cache_at = len(messages)
+        if words := "\n\n".join([one.text for one in tail]):
+            messages = _with_tail(messages, words)
+            cache_at = len(messages) - 1
+            encoded = (*encoded[:cache_at], _ENCODER.encode(messages[-1]))
+        step = turn.step + 1
+        raw = b"".join((frame.before, b",".join(encoded), _end(cache_at, step)))
+        if len(raw) + frame.weight > sizes.total:
+            raise LimitRefused(
+                f"the request has about {count(len(raw) + frame.weight, rate)} tokens and {self._limits.total} are allowed",
+                hint="Raise context.max_tokens in agent.yaml.",
+                code="context_too_small",
+            )
+        steps = Choice("steps of this turn", "full", count(turn.window_size, rate))
+        return Built(
+            replace(frame.request, messages=messages, cache_at=cache_at, step=step),
+            raw,
+            (*frame.choices, *head.choices, steps, *_choices(volatile, tail, rate)),
+            count(len(raw) + frame.weight, rate),
+            0 if frame.pictures else len(raw),
+        )
+
+    def _framed(self, turn: Turn, live: Live) -> _Frame:
+        """The frame of the last request when it serves this one too: the number of the step may not be longer."""
+        frame, step = self._frame, turn.step + 1
+        is_same = frame is not None and (frame.live, frame.files, frame.digits) == (live, turn.files, len(str(step)))
+        # Schemas that are equal may be written differently; a turn has one and the same.
+        if frame is None or not is_same or frame.live.output_schema is not live.output_schema:
+            frame = self._frame = _frame_of(turn.files, step, live, self._limits)
+        return frame
+
+    def _headed(self, turn: Turn, frame: _Frame) -> _Head:
+        """The head of the last request when nothing that stands in it, and no room for it, has changed."""
+        room = frame.free - max(turn.window_size, frame.window) - frame.kept_back
+        key = (frame, room, turn.number, turn.user, turn.dropped, turn.dropped_count)
+        if self._head is None or self._head.key != key:
+            self._head = _head_of(turn, frame, room, key)
+        return self._head
+
+
+class _Frame(msgspec.Struct, frozen=True, eq=False):
+    """What is around the messages of a request: the request without any, its bytes up to them, and the room it leaves.
+
+    `weight` is what pictures weigh beyond their bytes, `window` what exchanges may have, `kept_back` is for the tail.
+    """
+
+    live: Live
+    files: tuple[Given, ...]
+    digits: int
+    request: Request
+    before: bytes
+    sizes: Limits
+    stable_sizes: Limits
+    pictures: tuple[Part, ...]
+    weight: int
+    free: int
+    window: int
+    kept_back: int
+    choices: tuple[Choice, ...]
+
+
+def _frame_of(files: tuple[Given, ...], step: int, live: Live, limits: Limits) -> _Frame:
     rate = live.bytes_per_token
     sizes = limits.at(rate)
-    fixed = len(neutral(_request(turn, live, (), 0))) + _FRAME
-    pictures = _pictures(turn)
-    weight = int(sum(part.tokens for part in pictures if isinstance(part, Image)) * rate)
-    free = sizes.total - fixed - (size_of(pictures) + weight if pictures else 0)
-    # A large persona narrows the window; what is kept back for it and for the tail never goes to the stable part.
-    window, kept_back = min(sizes.window, free * 3 // 5), min(sizes.tail, free // 8)
-    turn = windowed(turn, window)
-    # The rate may fall within a turn; what its beginning made of the session stays as it is while there is room.
-    stable = tuple(_stable_blocks(turn, live.session, limits.at(max(rate, live.session.calibration.rate))))
-    head = fit(stable, free - max(turn.window_size, window) - kept_back - _FRAME * len(stable))
-    volatile = tuple(_volatile_blocks(turn, live, sizes))
-    room = free - turn.window_size - sum(one.size + _FRAME for one in head)
-    tail = fit(volatile, room - _FRAME * len(volatile))
-    messages = (_head_message(stable, head, pictures), *_exchanges(turn))
-    shown = _with_tail(messages, "\n\n".join(one.text for one in tail))
-    request = _request(turn, live, shown, len(messages) if shown is messages else len(shown) - 1)
-    raw = neutral(request)
-    if len(raw) + weight > sizes.total:
-        raise LimitRefused(
-            f"the request has about {count(len(raw) + weight, rate)} tokens and {limits.total} are allowed",
-            hint="Raise context.max_tokens in agent.yaml.",
-            code="context_too_small",
-        )
-    choices = (
-        Choice("persona and tools", "full", count(fixed, rate)),
-        *(Choice(f"given {part.name}", "full", part.tokens) for part in pictures if isinstance(part, Image)),
-        *_choices(stable, head, rate),
-        Choice("steps of this turn", "full", count(turn.window_size, rate)),
-        *_choices(volatile, tail, rate),
+    request = Request(
+        model=live.model,
+        system=live.system,
+        messages=(),
+        tools=live.tools,
+        max_output_tokens=live.max_output_tokens,
+        output_schema=None if live.output_schema is None else msgspec.Raw(_ENCODER.encode(live.output_schema)),
+        step=step,
     )
-    return Built(request, raw, choices, count(len(raw) + weight, rate))
+    empty = neutral(request)
+    fixed = len(empty) + _FRAME
+    pictures = _pictures(files)
+    images = [part for part in pictures if isinstance(part, Image)]
+    weight = int(sum(part.tokens for part in images) * rate)
+    free = sizes.total - fixed - (size_of(pictures) + weight if pictures else 0)
+    given = (Choice(f"given {part.name}", "full", part.tokens) for part in images)
+    return _Frame(
+        live=live,
+        files=files,
+        digits=len(str(step)),
+        request=request,
+        before=empty.removesuffix(_end(0, step)),
+        sizes=sizes,
+        # The rate may fall within a turn; what its beginning made of the session stays as it is while there is room.
+        stable_sizes=limits.at(max(rate, live.session.calibration.rate)),
+        pictures=pictures,
+        weight=weight,
+        free=free,
+        # A large persona narrows the window; what is kept back for it and for the tail never goes to the stable part.
+        window=min(sizes.window, free * 3 // 5),
+        kept_back=min(sizes.tail, free // 8),
+        choices=(Choice("persona and tools", "full", count(fixed, rate)), *given),
+    )
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """The first message of a request, with its bytes; `size` is the room that it takes."""
+
+    key: tuple[object, ...]
+    message: Message
+    encoded: bytes
+    size: int
+    choices: tuple[Choice, ...]
+
+
+def _head_of(turn: Turn, frame: _Frame, room: int, key: tuple[object, ...]) -> _Head:
+    stable = tuple(_stable_blocks(turn, frame.live.session, frame.stable_sizes))
+    views = fit(stable, room - _FRAME * len(stable))
+    message = _head_message(stable, views, frame.pictures)
+    size = sum(one.size + _FRAME for one in views)
+    choices = tuple(_choices(stable, views, frame.live.bytes_per_token))
+    return _Head(key, message, _ENCODER.encode(message), size, choices)
+
+
+class _Window:
+    """The exchanges that the last request showed, as messages and as their bytes."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.encoded: list[bytes] = []
+        self._exchanges: tuple[Exchange, ...] = ()
+        self._turn = 0
+
+    def follow(self, turn: Turn) -> None:
+        """Shows the exchanges of the turn: only those are made that are new, unless others were dropped."""
+        known = len(self._exchanges)
+        if (self._turn, self._exchanges) != (turn.number, turn.window[:known]):
+            known, self._exchanges, self.messages, self.encoded = 0, (), [], []
+        new = [_fenced(one, turn, exchange) for exchange in turn.window[known:] for one in exchange.messages]
+        encoded = [_ENCODER.encode(message) for message in new]
+        self.messages += new
+        self.encoded += encoded
+        self._turn, self._exchanges = turn.number, turn.window
 
 
 class _Neutral(msgspec.Struct, frozen=True):
@@ -147,17 +275,9 @@ def neutral(request: Request) -> bytes:
     return _ENCODER.encode(_Neutral(**parts))
 
 
-def _request(turn: Turn, live: Live, messages: tuple[Message, ...], cache_at: int) -> Request:
-    return Request(
-        model=live.model,
-        system=live.system,
-        messages=messages,
-        tools=live.tools,
-        max_output_tokens=live.max_output_tokens,
-        output_schema=None if live.output_schema is None else msgspec.Raw(_ENCODER.encode(live.output_schema)),
-        cache_at=cache_at,
-        step=turn.step + 1,
-    )
+def _end(cache_at: int, step: int) -> bytes:
+    """What follows the last message in the bytes of a request."""
+    return f'],"cache_at":{cache_at},"step":{step}}}'.encode()
 
 
 def _stable_blocks(turn: Turn, session: Session, sizes: Limits) -> Iterator[Block]:
@@ -222,10 +342,10 @@ def _given_block(given: Given, limit: int) -> Block:
     return Block(f"given {given.file.name}", _falling(views), 85, given.handle)
 
 
-def _pictures(turn: Turn) -> tuple[Part, ...]:
+def _pictures(files: tuple[Given, ...]) -> tuple[Part, ...]:
     """What was given and is no text, each with a line that names it; never left out, so that too many are refused."""
     parts: list[Part] = []
-    for given in turn.files:
+    for given in files:
         file = given.file
         if file.media_type != TEXT:
             parts += (Text(f"{given.line}:"), Image(file.media_type, file.blob, file.name, file.tokens))
@@ -294,14 +414,10 @@ def _head_message(blocks: tuple[Block, ...], views: tuple[View, ...], pictures: 
     return Message("user", tuple(parts))
 
 
-def _exchanges(turn: Turn) -> Iterator[Message]:
-    for exchange in turn.window:
-        for message in exchange.messages:
-            yield _fenced(message, turn, exchange) if isinstance(message.parts[0], ToolResult) else message
-
-
 def _fenced(message: Message, turn: Turn, exchange: Exchange) -> Message:
-    """Tools' results as the model sees them: data, whatever they say."""
+    """Tools' results as the model sees them: data, whatever they say. Any other message as it is."""
+    if not isinstance(message.parts[0], ToolResult):
+        return message
     parts: list[Part] = []
     for number, part in enumerate(message.parts, start=1):
         if isinstance(part, ToolResult):
@@ -313,8 +429,6 @@ def _fenced(message: Message, turn: Turn, exchange: Exchange) -> Message:
 
 def _with_tail(messages: tuple[Message, ...], tail: str) -> tuple[Message, ...]:
     """The tail rides on the last message of the user, behind everything that the next request repeats."""
-    if not tail:
-        return messages
     last = messages[-1]
     if last.role == "user":
         return (*messages[:-1], Message("user", (*last.parts, Text(tail))))

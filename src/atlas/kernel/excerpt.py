@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-from atlas.kernel.token import text_size
+from atlas.kernel.token import is_within, text_size
 
 FENCE_SIZE: Final = 88
 """The most bytes that a fence adds to a text, the name of its source apart."""
@@ -16,10 +16,9 @@ def shorten(text: str, handle: str, limit: int, *, is_part: bool = False) -> str
 
     `is_part`: the handle returns more than this text, so that the place of the cut is not a place in it.
     """
-    size = text_size(text)
-    if size <= limit:
+    if is_within(text, limit):
         return text
-    data = text.encode()
+    size, data = text_size(text), text.encode()
     # Escapes make a text longer than its bytes, and not evenly: try, and take less until it fits.
     room = limit * len(data) // size
     while True:

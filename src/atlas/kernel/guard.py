@@ -137,8 +137,9 @@ def after_batch(state: GuardState, reports: Sequence[Report]) -> GuardState:
     """
     guesses = 0
     for report in reports:
-        is_guess = same_call(report.call.tool, report.call.args) not in state.calls
-        then = after(state, report)
+        name = same_call(report.call.tool, report.call.args)
+        is_guess = name not in state.calls
+        then = _after(state, report, name)
         if is_guess and (then.idle > state.idle or then.failed_changes > state.failed_changes):
             guesses += 1
             if guesses > 1:
@@ -149,8 +150,11 @@ def after_batch(state: GuardState, reports: Sequence[Report]) -> GuardState:
 
 def after(state: GuardState, report: Report) -> GuardState:
     """The state after one call."""
+    return _after(state, report, same_call(report.call.tool, report.call.args))
+
+
+def _after(state: GuardState, report: Report, name: str) -> GuardState:
     call, text, is_error = report.call, report.text, report.is_error
-    name = same_call(call.tool, call.args)
     match report.verdict:
         case Blocked(counts_as_stuck=False):
             return state
@@ -168,8 +172,12 @@ def after(state: GuardState, report: Report) -> GuardState:
     # A call that is made again, or fails, brings nothing new by quoting its arguments in another spelling.
     telling = bare_marks if is_error or name in state.calls else marks
     progress = _progress(state, call, name, is_error, is_new=bool(telling - state.new_lines - state.old_lines))
-    tried = Tried(mark(bare.casefold()), 1, is_error, 0, state.waits, text[:HEAD], len(text), report.handle)
-    return _remembered(_counted(state, call, progress, is_error), name, tried, marks | bare_marks)
+    state = _counted(state, call, progress, is_error)
+    last, result = state.calls.get(name), mark(bare.casefold())
+    is_same = last is not None and (last.result, last.is_error, last.epoch) == (result, is_error, state.epoch)
+    times = last.times + 1 if last is not None and is_same else 1
+    tried = Tried(result, times, is_error, state.epoch, state.waits, text[:HEAD], len(text), report.handle)
+    return _remembered(state, name, tried, marks | bare_marks)
 
 
 def advice(state: GuardState) -> str:
@@ -235,13 +243,11 @@ def _waited(state: GuardState, call: Call) -> GuardState:
 
 
 def _remembered(state: GuardState, name: str, tried: Tried, marks: frozenset[int]) -> GuardState:
-    last = state.calls.get(name)
-    now = (tried.result, tried.is_error, state.epoch)
-    times = last.times + 1 if last is not None and (last.result, last.is_error, last.epoch) == now else 1
-    calls = {key: one for key, one in state.calls.items() if key != name}
+    calls = state.calls.copy()
+    calls.pop(name, None)  # so that it becomes the newest
     if len(calls) >= REMEMBERED_CALLS:
         del calls[next(iter(calls))]
-    calls[name] = replace(tried, times=times, epoch=state.epoch)
+    calls[name] = tried
     lines = state.new_lines | marks
     if len(lines) <= REMEMBERED_LINES:
         return replace(state, calls=calls, new_lines=lines)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import zlib
 from functools import lru_cache
 from typing import Any, Final
+from zlib import crc32
 
 import msgspec
 
@@ -17,6 +17,7 @@ _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,3})?")
 _SPACE: Final = re.compile(r"\s+")
 _ECHO_LENGTH: Final = 200
 _ECHOES: Final = 50
+_FEW: Final = 32
 _LONG: Final = 64 * 1024
 
 
@@ -40,31 +41,52 @@ def arguments_of(args: str) -> Any:
 def line_marks(text: str) -> frozenset[int]:
     """A number for each different line of a result, case and spaces apart; of very many lines, for some and the whole."""
     shown = text if len(text) <= _LONG else f"{text[: _LONG // 2]}\n{text[-_LONG // 2 :]}"
-    lines = {line for line in (" ".join(line.split()) for line in shown.casefold().splitlines()) if line}
-    marks = {_number(line) for line in lines}
+    lines = {" ".join(line.split()) for line in shown.casefold().splitlines()} - {""}
+    # Quick rather than strong: for a result to pass as known by accident, every line of it would have to collide.
+    marks = {crc32(line.encode(errors="surrogatepass")) for line in lines}
     if shown is text and 0 < len(marks) <= LINES:
         return frozenset(marks)
-    return frozenset((*sorted(marks)[:LINES], _number(text)))
+    return frozenset((*sorted(marks)[:LINES], crc32(text.encode(errors="surrogatepass"))))
 
 
 def without_echo(text: str, tool: str, args: str) -> str:
     """A result without the name and the arguments it quotes: alike for two spellings of one call."""
-    if len(text) <= _LONG:
-        quoted = {tool, *_leaves(arguments_of(args))} - {""}
-        for value in sorted(quoted, key=lambda leaf: (-len(leaf), leaf))[:_ECHOES]:
-            if value in text:
-                text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "~", text)
+    if len(text) > _LONG:
+        return text
+    quoted = _leaves(arguments_of(args))
+    quoted.add(tool)
+    quoted.discard("")
+    for value in sorted(sorted(quoted), key=len, reverse=True)[:_ECHOES]:
+        if value in text:
+            text = _muted(text, value)
     return text
+
+
+def _muted(text: str, value: str) -> str:
+    """`text` with `~` for each `value` that is not part of a longer word."""
+    if text.count(value) > _FEW:
+        return re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "~", text)
+    # The same by hand: an expression would be compiled for this call and, most likely, never be used again.
+    parts: list[str] = []
+    done = 0
+    at = text.find(value)
+    while at >= 0:
+        end = at + len(value)
+        if _is_word(text[at - 1 : at]) or _is_word(text[end : end + 1]):
+            at = text.find(value, at + 1)
+        else:
+            parts.append(text[done:at])
+            done, at = end, text.find(value, end)
+    return "~".join((*parts, text[done:]))
+
+
+def _is_word(char: str) -> bool:
+    return char.isalnum() or char == "_"
 
 
 def mark(text: str) -> str:
     """A short name for a text."""
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
-
-
-def _number(text: str) -> int:
-    # Quick rather than strong: for a result to pass as known by accident, every line of it would have to collide.
-    return zlib.crc32(text.encode(errors="surrogatepass"))
 
 
 def _plain(value: Any) -> Any:
@@ -92,13 +114,19 @@ def _plain_text(text: str) -> Any:
 
 
 def _leaves(value: Any) -> set[str]:
-    match value:
-        case dict():
-            return set().union(*(_leaves(item) for item in value.values()))
-        case list():
-            return set().union(*(_leaves(item) for item in value))
-        case str():
-            return {value} if 1 < len(value) <= _ECHO_LENGTH else set()
-        case int() | float():
-            return {str(value)} if len(str(value)) > 1 else set()
-    return set()
+    """The texts and numbers in a value that are long enough to be told from others, and not too long to be quoted."""
+    found: set[str] = set()
+    rest = [value]
+    while rest:
+        match rest.pop():
+            case dict() as parts:
+                rest.extend(parts.values())
+            case list() as parts:
+                rest.extend(parts)
+            case str() as text:
+                if 1 < len(text) <= _ECHO_LENGTH:
+                    found.add(text)
+            case int() | float() as number:
+                if len(text := str(number)) > 1:
+                    found.add(text)
+    return found

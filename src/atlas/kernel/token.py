@@ -22,6 +22,7 @@ MODELS_KEPT: Final = 4
 _STEP: Final = 0.1
 _MARGIN: Final = 0.97
 _LEAST_TOKENS: Final = 100
+_LONGEST_ESCAPE: Final = len("\\u0000")
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -117,15 +118,17 @@ class Calibration(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def lowered(rate: float, sample: Sample) -> float:
     """The rate for the rest of a turn: lower when this request had more tokens than thought, never higher."""
-    return rate if sample.rate is None else min(rate, sample.rate)
+    seen = sample.rate
+    return rate if seen is None else min(rate, seen)
 
 
 def learnt(before: Calibration, samples: Iterable[Sample]) -> Calibration:
     """The calibration after a turn: for each model that answered, the fewest bytes per token that were seen."""
     lowest: dict[str, float] = {}
     for sample in samples:
-        if sample.rate is not None:
-            lowest[sample.model] = min(sample.rate, lowest.get(sample.model, HIGHEST_RATE))
+        rate = sample.rate
+        if rate is not None:
+            lowest[sample.model] = min(rate, lowest.get(sample.model, HIGHEST_RATE))
     models = dict(before.models)
     for model, seen in lowest.items():
         known = models.pop(model, None)
@@ -148,3 +151,8 @@ def size_of(value: object) -> int:
 def text_size(text: str) -> int:
     """The bytes of a text inside a request, its escapes counted, its quotes not."""
     return len(_ENCODER.encode(text)) - 2
+
+
+def is_within(text: str, limit: int) -> bool:
+    """Whether a text has at most `limit` bytes in a request; short ones need no measuring."""
+    return len(text) * _LONGEST_ESCAPE <= limit or text_size(text) <= limit

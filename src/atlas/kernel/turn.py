@@ -21,7 +21,7 @@ from atlas.kernel.errors import ErrorRecord
 from atlas.kernel.excerpt import FENCE_SIZE, one_line, shorten
 from atlas.kernel.media import Given
 from atlas.kernel.model import Message, Part, Reply, Text, Thinking, ToolCall, ToolResult
-from atlas.kernel.token import Limits, size_of, text_size
+from atlas.kernel.token import Limits, is_within, size_of, text_size
 
 MAX_DROPPED_LINES: Final = 32
 MAX_CONTINUATIONS: Final = 16
@@ -134,8 +134,8 @@ def plan(turn: Turn) -> Plan:
 def answered(turn: Turn, reply: Reply) -> Turn:
     """The turn after the model spoke. A cut-off answer goes on, a refusal ends it as what it is."""
     step = turn.step + 1
-    calls = tuple(part for part in reply.parts if isinstance(part, ToolCall))
-    text = "".join(part.text for part in reply.parts if isinstance(part, Text))
+    calls = tuple([part for part in reply.parts if isinstance(part, ToolCall)])
+    text = "".join([part.text for part in reply.parts if isinstance(part, Text)])
     spoken = replace(turn, step=step, advice=(), spoken=reply.parts)
     match reply.stop:
         case "refusal" | "filter":
@@ -155,18 +155,18 @@ def received(turn: Turn, results: tuple[ToolResult, ...], sizes: Limits) -> Turn
     Results share half of the window, so that however many calls a step makes, it and one more fit.
     """
     handle = f"{turn.handle}.{turn.step}"
-    spoken = tuple(_shown(part, handle, sizes.result) for part in turn.spoken)
+    spoken = [_shown(part, handle, sizes.result) for part in turn.spoken]
     limit = _shares(results, sizes.window // 2, sizes.result)
-    shown = tuple(
+    shown = [
         ToolResult(one.id, shorten(one.text, f"{handle}.{number}", limit), one.is_error)
         for number, one in enumerate(results, start=1)
-    )
-    names = ", ".join(f"{call.name}({one_line(call.args, 40)})" for call in turn.pending)
-    outcome = "; ".join(("error: " if one.is_error else "") + one_line(one.text, 40) for one in results)
-    messages = (Message("assistant", spoken), Message("user", shown))
+    ]
+    names = ", ".join([f"{call.name}({one_line(call.args, 40)})" for call in turn.pending])
+    outcome = "; ".join([("error: " if one.is_error else "") + one_line(one.text, 40) for one in results])
+    messages = (Message("assistant", tuple(spoken)), Message("user", tuple(shown)))
     size = size_of(messages) + len(shown) * (FENCE_SIZE + len(handle) + 4)
     exchange = Exchange(turn.step, messages, size, _line(turn, names, outcome))
-    return replace(_kept(turn, exchange), pending=(), spoken=())
+    return _kept(turn, exchange, pending=(), spoken=())
 
 
 def advised(turn: Turn, text: str) -> Turn:
@@ -175,7 +175,7 @@ def advised(turn: Turn, text: str) -> Turn:
         return replace(turn, advice=(*turn.advice, text))
     words = _words(turn.spoken) or (Text(turn.finish.text or "(nothing)"),)
     exchange = _exchange(turn, words, text, "answer", turn.finish.text)
-    return replace(_kept(turn, exchange), finish=None, partial="", continuations=0, spoken=())
+    return _kept(turn, exchange, finish=None, partial="", continuations=0, spoken=())
 
 
 def windowed(turn: Turn, limit: int) -> Turn:
@@ -235,7 +235,7 @@ def _cut_off(turn: Turn, text: str) -> Turn:
         why = f"the answer was cut off {turn.continuations + 1} times and never came to an end"
         return replace(turn, finish=Finish(partial, ErrorRecord("answer_endless", why)))
     exchange = _exchange(turn, _words(turn.spoken), _CUT_OFF, "cut off", text)
-    return replace(_kept(turn, exchange), partial=partial, continuations=turn.continuations + 1, spoken=())
+    return _kept(turn, exchange, partial=partial, continuations=turn.continuations + 1, spoken=())
 
 
 def _exchange(turn: Turn, words: tuple[Part, ...], said: str, what: str, outcome: str) -> Exchange:
@@ -243,13 +243,14 @@ def _exchange(turn: Turn, words: tuple[Part, ...], said: str, what: str, outcome
     return Exchange(turn.step, messages, size_of(messages), _line(turn, what, outcome))
 
 
-def _kept(turn: Turn, exchange: Exchange) -> Turn:
-    return replace(turn, window=(*turn.window, exchange), window_size=turn.window_size + exchange.size)
+def _kept(turn: Turn, exchange: Exchange, **changes: Any) -> Turn:
+    """The turn with one more exchange in its window."""
+    return replace(turn, window=(*turn.window, exchange), window_size=turn.window_size + exchange.size, **changes)
 
 
 def _shares(results: tuple[ToolResult, ...], room: int, most: int) -> int:
     """How much each result may have so that all fit into `room`: small ones leave what they do not need to others."""
-    sizes = sorted(text_size(one.text) for one in results)
+    sizes = sorted([text_size(one.text) for one in results])
     for number, size in enumerate(sizes):
         share = room // (len(sizes) - number)
         if size > share:
@@ -260,7 +261,7 @@ def _shares(results: tuple[ToolResult, ...], room: int, most: int) -> int:
 
 def _shown(part: Part, handle: str, limit: int) -> Part:
     """A part of what the model said as it is shown to it again: the long texts among its arguments are shortened."""
-    if not isinstance(part, ToolCall) or text_size(part.args) <= limit:
+    if not isinstance(part, ToolCall) or is_within(part.args, limit):
         return part
     try:
         value = msgspec.json.decode(part.args)

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atlas.kernel.block import Block, View, fit, view
-from atlas.kernel.context import Live, Session, build, neutral
+from atlas.kernel.context import Builder, Live, Session, build, neutral
 from atlas.kernel.contract import Context
 from atlas.kernel.digest import Done, close
 from atlas.kernel.errors import Fault, LimitRefused
+from atlas.kernel.event import InputFile
+from atlas.kernel.media import TEXT, Given
 from atlas.kernel.model import Reply, Request, Text, ToolCall, ToolResult, ToolSpec, Usage
 from atlas.kernel.recall import parse_handle
 from atlas.kernel.token import Limits, limits_of
@@ -21,6 +23,7 @@ from atlas.kernel.turn import Note, Turn, advised, answered, noted, received, wi
 
 LIMITS = Limits()
 TOOLS = (ToolSpec("recall", "Bring back what was recorded.", msgspec.Raw(b'{"type":"object"}')),)
+MOVES = ("note", "advice", "cut off", "rate", "added", "other turn")
 HANDLE = re.compile(r"handle='([^']+)'|\b(t\d+(?:\.\d+){0,2})\b")
 
 
@@ -52,6 +55,10 @@ def turn_of(
 def live_of(session: Session | None = None, **changes: object) -> Live:
     made = Live("balanced", ("You are the advisor.", "A guide."), TOOLS, session=session or Session())
     return msgspec.structs.replace(made, **changes)
+
+
+def given_text(text: str) -> Given:
+    return Given(InputFile("blob", TEXT, "notes.txt", len(text)), "t1.0.1", text)
 
 
 # Blocks
@@ -138,6 +145,42 @@ def test_the_same_inputs_give_the_same_bytes() -> None:
     assert first.raw == again.raw == neutral(first.request)
     assert msgspec.json.decode(first.raw, type=Request) == first.request
     assert first.choices == again.choices
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from([*["tools", "long"] * 3, *MOVES]), max_size=40),
+    st.integers(0, 9),
+    st.sampled_from(["go", "go on " * 2_000]),
+    st.sampled_from([1.0, 3.0]),
+)
+def test_a_builder_that_made_other_requests_before_makes_the_same_one(
+    moves: list[str], before: int, user: str, rate: float
+) -> None:
+    used, live = Builder(LIMITS), live_of(session_of(before), bytes_per_token=rate)
+    turn = Turn(before + 1, user, (given_text("a file"),) if before % 2 else (), step=6)
+    for number, move in enumerate(moves):
+        call = ToolCall(f"c{number}", "fetch", "{}")
+        sizes = LIMITS.at(live.bytes_per_token)
+        match move:
+            case "tools" | "long":
+                result = ToolResult(call.id, f"{number} is it\n" * (400 if move == "long" else 3))
+                turn = received(answered(turn, Reply((call,), "tool_call", Usage(), "one:model")), (result,), sizes)
+            case "note":
+                turn = noted(turn, Note("fact", f"key {number % 3}", "text"))
+            case "advice":
+                turn = advised(turn, f"advice {number}")
+            case "cut off":
+                turn = answered(turn, Reply((Text("so far"),), "length", Usage(), "one:model"))
+            case "rate":
+                live = msgspec.structs.replace(live, bytes_per_token=max(1.0, live.bytes_per_token - 0.4))
+            case "added":
+                live = msgspec.structs.replace(live, added=() if live.added else (("now", "12:00"),))
+            case _:
+                turn = msgspec.structs.replace(turn, number=turn.number + 1, user=f"{turn.user} {number}")
+        made, fresh = used.build(turn, live), build(turn, live, LIMITS)
+        assert made == fresh
+        assert made.raw == neutral(made.request)
 
 
 def test_a_request_of_turn_1000_is_as_large_as_one_of_turn_100() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atlas.kernel.event import EffectClass
@@ -30,7 +31,7 @@ from atlas.kernel.guard import (
     stuck,
     verdicts,
 )
-from atlas.kernel.likeness import LINES, same_call
+from atlas.kernel.likeness import LINES, same_call, without_echo
 
 World = Callable[[Call], tuple[str, bool]]
 
@@ -442,3 +443,10 @@ def test_whatever_is_repeated_over_and_over_ends_unless_it_waits(cycle: list[tup
         played = Played(itertools.islice(itertools.cycle(world), 200), lambda one: world[one])
         assert played.is_stuck
         assert played.count <= len(world) + LIMIT
+
+
+@given(st.text("ab_./~é² \n", max_size=80), st.text("ab_./~é²", min_size=1, max_size=3), st.sampled_from([1, 60]))
+@example("b/././", "/./", 1)
+def test_a_quoted_word_is_left_out_wherever_it_stands_alone(text: str, word: str, times: int) -> None:
+    text *= times
+    assert without_echo(text, word, "{}") == re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "~", text)
