@@ -181,11 +181,17 @@ def test_unattended_and_high_risk_effects_are_refused(vault_dir: Path, log: str,
 async def crash_in_effect(host: Host, log: str, word: str, step: str, **changes: Any) -> str:
     """Leaves a run as a process does that dies right after the intent of its first effect became durable."""
     run_id = await start(host, log, word)
+    await die_in_effect(host, run_id, step, [log, word.split(":")[1]], **changes)
+    return run_id
+
+
+async def die_in_effect(host: Host, run_id: str, step: str, given: list[str], **changes: Any) -> None:
+    """Claims the run, writes the intent of one step and is gone."""
+    agent = (await host.ledger.run(run_id)).agent
     (claimed,) = await host.ledger.claim(
-        "dead", limit=1, lease_s=60, max_running=9, places=("inline:worker",), run_id=run_id
+        "dead", limit=1, lease_s=60, max_running=9, places=(f"inline:{agent}",), run_id=run_id
     )
-    what = word.split(":")[1]
-    args = msgspec.json.encode([log, what])
+    args = msgspec.json.encode(given)
     hashed = hashlib.sha256(args).hexdigest()
     intent = EffectIntended(
         f"step:{step}:{hashed[:12]}:0",
@@ -200,7 +206,6 @@ async def crash_in_effect(host: Host, log: str, word: str, step: str, **changes:
     facts = (AttemptStarted(1, "dead"), intent)
     await host.ledger.append(Append(claimed.lease, tuple(draft(fact, now, "owner") for fact in facts)))
     await host.ledger.expire("dead")
-    return run_id
 
 
 def test_an_intent_without_receipt_waits_for_a_person(vault_dir: Path, log: str) -> None:

@@ -3,14 +3,14 @@
     run        load -> (decide -> carry out -> observe)* -> parked, ended or lost
 
 Everything that can happen (the code speaks, a commit became durable, a signal or the clock arrived) is a message
-in one inbox, handled in order; so a run needs no locks. Intents are awaited before the code may perform;
-receipts are not, because the ledger keeps the order of appends and every later intent stands behind them.
+in one inbox, handled in order; so a run needs no locks. What a resting attempt can do without waiting is done by
+whoever brings the message. Intents are awaited before the code may perform; receipts are not, because the ledger
+keeps the order of appends and every later intent stands behind them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import assert_never
@@ -21,12 +21,14 @@ from atlas.control.admit import Admissions, failed, settled, unaffordable
 from atlas.control.fact import intent_of, question_of, receipt_of, refusal_of
 from atlas.control.family import Family
 from atlas.control.history import History, load
+from atlas.control.mail import Mail
 from atlas.control.payload import pack, unpack
 from atlas.control.question import Questions
 from atlas.control.record import Record
 from atlas.control.rest import NOT_HERE_US, Rest
 from atlas.control.signal import CancelBody, answer_facts, resolve_facts
 from atlas.control.takeover import take_over
+from atlas.control.underway import UnderWay
 from atlas.control.world import (
     Admitted,
     ChildRefused,
@@ -57,7 +59,7 @@ from atlas.kernel.code import (
     Steered,
     ValueTaken,
 )
-from atlas.kernel.decide import CancelCode, Command, Doubt, End, Park, Retry, StartCode, WakeAt, decide
+from atlas.kernel.decide import CancelCode, Command, Doubt, End, Park, Retry, StartCode, WakeAt, decide, is_under_way
 from atlas.kernel.errors import (
     AtlasError,
     BudgetBusy,
@@ -96,8 +98,7 @@ class Attempt:
         self.lease = claimed.lease
         self._claimed = claimed
         self._world = world
-        self._inbox: deque[Message] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._mail = Mail(lambda: self._advance(is_task=False), _AT_ONCE)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0
         self._code: Code | None = None
@@ -106,12 +107,12 @@ class Attempt:
         self._family: Family
         self._resting: Rest
         self._admissions: Admissions
+        self._calls: UnderWay
         self._tasks = tasks
         self._unclaimed: set[str] = set()
         self._seen_signals: set[str] = set()
         self._is_retry = False
         self._questions = Questions(world, tasks, self.post)
-        self._effects: dict[int, str] = {}
         self.lost: AtlasError | None = None
         self._is_loaded = False
         self._rest: RunState | None = None
@@ -122,18 +123,16 @@ class Attempt:
         return self._is_loaded and self._record.state.is_waiting_for_children
 
     def post(self, message: Message) -> None:
-        """Puts something into the inbox; on the driver's loop only."""
-        self._inbox.append(message)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        """Tells the attempt what happened; on the driver's loop only."""
+        self._mail.post(message)
 
     async def run(self) -> RunState | None:
         """Drives the run until it rests; its state then, or None when another owner has it now."""
         try:
             await self._load()
-            await self._drain()
             while self._rest is None:
-                await self._step()
+                if await self._advance(is_task=True):
+                    await self._mail.arrived()
             return self._rest
         except (StaleLease, LedgerUnavailable) as error:
             self.lost = error
@@ -152,13 +151,28 @@ class Attempt:
             else:
                 self._world.slots.give_back()
 
-    async def _step(self) -> None:
-        """Carries out what is decided now, then waits for something to happen."""
-        commands = decide(self._record.state, self._world.clock.now_us(), self._world.authority)
-        for command in commands:
-            await self._carry_out(command)
-        if self._rest is None and not any(isinstance(command, _SILENT) for command in commands):
-            await self._receive()
+    async def _advance(self, *, is_task: bool) -> bool:
+        """Handles what has arrived and does what is decided; True when something else has to happen first.
+
+        Outside the attempt's own task it stops before anything that is for the task to do.
+        """
+        while self._rest is None:
+            while (message := self._mail.next(None if is_task else _AT_ONCE)) is not None:
+                await self._handle(message)
+            if self._mail:
+                return False
+            if not is_task and is_under_way(self._record.state):
+                return True  # the timer for its deadline is set
+            commands = decide(self._record.state, self._world.clock.now_us(), self._world.authority)
+            is_silent = False
+            for command in commands:
+                if not is_task and not isinstance(command, _AT_ONCE):
+                    return False
+                await self._carry_out(command)
+                is_silent = is_silent or isinstance(command, _SILENT)
+            if not self._mail and not is_silent:
+                return self._rest is None
+        return False
 
     async def fail(self, error: Exception) -> RunState | None:
         """Ends a run that met a bug of ours, so that it is not tried for ever; None when even that is impossible."""
@@ -186,7 +200,8 @@ class Attempt:
         state = self._history.state
         await take_over(world, self._claimed, state)
         self._record = Record(world.ledger, world.clock, self.lease, with_live(state), self._lose)
-        self._family = Family(world, self._record, self.post, self._send)
+        self._calls = UnderWay(self._record)
+        self._family = Family(world, self._record, self._calls, self.post, self._send)
         self._resting = Rest(world, self._record, self._family)
         self._admissions = Admissions(world, self._record, self._tasks, self.post)
         self._unclaimed = set(self._history.answers) | set(state.open)
@@ -196,17 +211,6 @@ class Attempt:
             # Claimed by its name just after it ended: it is given back as it is.
             await world.ledger.append(Append(lease=self.lease, release=True))
             self._rest = state.ended.state
-
-    async def _receive(self) -> None:
-        if not self._inbox:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-            self._waiter = None
-        await self._drain()
-
-    async def _drain(self) -> None:
-        while self._inbox and self._rest is None:
-            await self._handle(self._inbox.popleft())
 
     def _lose(self, error: AtlasError) -> None:
         self.post(Lost(error))
@@ -229,11 +233,11 @@ class Attempt:
                 self._go_on(Durable(message.call))
             case Judged(call=call):
                 record.write(message.fact, settle=message.settle)
-                self._put_back(call)
+                self._calls.put_back(call)
             case NotAdmitted():
                 self._not_admitted(message)
             case ChildStarted():
-                self._remember(await self._family.started(message.intent))
+                await self._learn(await self._family.started(message.intent))
             case ChildRefused(call=call, error=Refused() as error):
                 self._family.forget(call.effect)
                 self._refuse(Refuse(call, "deny", error.record()))
@@ -273,14 +277,15 @@ class Attempt:
         else:
             if call.need is None and self._is_asked_here(call):
                 call = msgspec.structs.replace(call, need=self._world.need(bytes(call.args)))
-            self._record.state.live.calls[call.id] = call
+            self._calls.wait(call)
 
     async def _performed(self, message: Performed) -> None:
         if (lapsed := self._questions.lapsed(message)) is not None:
             return await self._admissions.begin(lapsed, self._record.state.open[lapsed.effect], lapsed=message)
-        effect = self._under_way(message.id)
-        if effect is None:
+        call = self._calls.end(message.id)
+        if call is None:
             return None
+        effect = call.effect
         self._world.boundary("receipt.before")
         receipt = await receipt_of(self._world.ledger, effect, message)
         self._remember(receipt)
@@ -290,14 +295,17 @@ class Attempt:
         self._world.boundary("receipt.written")
         if self._questions.is_answered(message.id):
             self._send(Answer(message.id, message.result, message.error))
+        if message.error is None or message.error.code != _NOT_PERFORMED:
+            await self._learn(receipt)
 
     async def _probed(self, message: Probed) -> None:
-        effect = self._effects.get(message.id)
-        if effect is None:
+        call = self._calls.begun(message.id)
+        if call is None:
             return
+        effect = call.effect
         match message.found:
             case "done":
-                self._under_way(message.id)
+                self._calls.end(message.id)
                 result = await pack(self._world.ledger, message.result)
                 receipt = EffectReceived(effect, result, source="probed")
                 self._remember(receipt)
@@ -307,7 +315,7 @@ class Attempt:
             case "not_done":
                 self._send(self._perform(message.id, effect))
             case "unknown":
-                self._under_way(message.id)
+                self._calls.put_back(call)
                 self._doubt((effect,), f"the probe could not tell: {message.message}")
             case _:
                 assert_never(message.found)
@@ -340,31 +348,33 @@ class Attempt:
                     signals=self._family.cancel_all(cancel.reason),
                 )
             case "answer":
-                self._told(signal, answer_facts(state, signal))
+                await self._told(signal, answer_facts(state, signal))
             case "resolve":
-                self._told(signal, resolve_facts(state, signal))
+                await self._told(signal, resolve_facts(state, signal))
             case "child_parked":
                 self._family.parked(signal)
             case "child_ended":
-                self._remember(await self._family.ended(signal))
+                await self._learn(await self._family.ended(signal))
             case _:
                 raise Fault(f"unknown signal kind {signal.kind}", code="signal_unknown")
 
-    def _told(self, signal: Signal, facts: Sequence[EffectAnswered | EffectResolved | EffectReceived]) -> None:
+    async def _told(self, signal: Signal, facts: Sequence[EffectAnswered | EffectResolved | EffectReceived]) -> None:
         """Records what a person said; what no longer fits is only consumed."""
         receipt = next((fact for fact in facts if isinstance(fact, EffectReceived)), None)
-        self._remember(receipt)
         spend = NO_SPEND if receipt is None else STEP_SPEND
         settle = () if receipt is None else settled(self._record.state.open.get(receipt.effect), receipt)
         closed = tuple({fact.effect for fact in facts})
         self._record.write(*facts, consumed=(signal.id,), inbox_close=closed, spend=spend, settle=settle)
+        await self._learn(receipt)
 
     # What is decided
 
     async def _carry_out(self, command: Command) -> None:
-        if isinstance(command, Intend | Ask | Refuse | Consult) and command.ruling is not None:
+        if isinstance(command, _RULED) and command.ruling is not None:
             await self._world.keep_policy(command.ruling.version)
         match command:
+            case WakeAt():
+                self._wake_at(command.time_us)
             case StartCode():
                 await self._start_code()
             case Recall():
@@ -384,7 +394,7 @@ class Attempt:
             case Refuse():
                 self._refuse(command)
             case Reject():
-                self._drop(command.call)
+                self._calls.drop(command.call)
                 self._send(Answer(command.call.id, error=command.error))
             case CancelCode():
                 self._record.observe(cancel_sent_us=self._world.clock.now_us())
@@ -395,8 +405,6 @@ class Attempt:
                 await self._come_to_rest(command)
             case Retry():
                 await self._retry()
-            case WakeAt():
-                self._wake_at(command.time_us)
             case _:
                 assert_never(command)
 
@@ -433,19 +441,19 @@ class Attempt:
         if call.kind == "tool" and call.effect_class == "read_only" and call.need is None and command.standing is None:
             # Nothing happens to the world, so nothing is lost when this process dies before the intent is durable.
             self._record.write(intent, lazy=True)
-            self._under_way_with(call)
+            self._calls.begin(call)
             self._go_on(Durable(call))
         elif call.need is None and command.standing is None:
             self._perform_when(call, self._record.write(intent), Durable(call))
         else:
-            self._under_way_with(call)
+            self._calls.begin(call)
             await self._admissions.begin(call, intent, command.standing)
 
     async def _repeat(self, command: Repeat | Examine) -> None:
         call, state = command.call, self._record.state
         if call.need is not None:
             # Nobody knows what the lost call used: its reservation is settled in full, and it is reserved for anew.
-            self._under_way_with(call)
+            self._calls.begin(call)
             return await self._admissions.begin(call, state.open[call.effect])
         # The commit proves that this process still holds the lease. A person's leave to perform is good for one try,
         # so it is used up by a new intent; otherwise there is nothing new to record.
@@ -453,13 +461,8 @@ class Attempt:
         self._perform_when(call, self._record.write(*facts), Durable(call, probe=isinstance(command, Examine)))
         return None
 
-    def _under_way_with(self, call: CallMade) -> None:
-        self._drop(call)
-        self._record.state.live.performing[call.effect] = call.id
-        self._effects[call.id] = call.effect
-
     def _perform_when(self, call: CallMade, commit: asyncio.Future[Appended], message: Durable) -> None:
-        self._under_way_with(call)
+        self._calls.begin(call)
         commit.add_done_callback(lambda done: None if failed(done) else self.post(message))
 
     async def _spawn(self, command: Intend) -> None:
@@ -472,7 +475,7 @@ class Attempt:
             self._refuse(Refuse(call, "deny", error.record()))
 
     def _consult(self, command: Consult) -> None:
-        self._under_way_with(command.call)
+        self._calls.begin(command.call)
         self._questions.consult(self._record, command)
 
     async def _ask(self, command: Ask) -> None:
@@ -485,11 +488,11 @@ class Attempt:
         """No money for the call: it is refused, or, when an earlier try of it was lost, it ends with that."""
         if message.is_mandate_empty:
             self._record.observe(unmandated=self._record.state.live.unmandated | {message.call.effect})
-            return self._put_back(message.call)
+            return self._calls.put_back(message.call)
         if not isinstance(message.error, Refused | Invalid | BudgetBusy):
             return self._lose(message.error)
         call = message.call
-        self._under_way(call.id)
+        self._calls.end(call.id)
         if isinstance(message.error, BudgetBusy):
             return None
         intent = self._record.state.open.get(call.effect)
@@ -503,7 +506,7 @@ class Attempt:
 
     def _refuse(self, command: Refuse) -> None:
         call = command.call
-        self._drop(call)
+        self._calls.drop(call)
         refused = self._history.answers[call.effect] = refusal_of(command)
         self._record.write(refused, lazy=True)
         self._send(Answer(call.id, error=command.error))
@@ -517,9 +520,7 @@ class Attempt:
         await self._stop_code()
         await self._record.flush()
         # What the lost code said is void and signals are read again; what this process was told still holds.
-        kept = [message for message in self._inbox if isinstance(message, Stop | Lost | Granted)]
-        self._inbox.clear()
-        self._inbox.extend(kept)
+        self._mail.keep((Stop, Lost, Granted))
         self._seen_signals.clear()
         self._family.restart()
         self._is_retry = True
@@ -527,7 +528,7 @@ class Attempt:
         self._history = await load(self._world.ledger, self.run_id)
         self._record.state = with_live(self._history.state)
         self._record.observe(is_stopping=is_stopping)
-        self._effects.clear()
+        self._calls.forget()
         self._unclaimed = set(self._history.answers) | set(self._history.state.open)
 
     async def _come_to_rest(self, command: Park | End) -> None:
@@ -551,23 +552,17 @@ class Attempt:
     def _effect_key(self, effect: str) -> str:
         return f"{self.run_id}/{effect}"
 
-    def _under_way(self, call_id: int) -> str | None:
-        """The effect of a call that was performing and no longer is; None when the code made it up."""
-        effect = self._effects.pop(call_id, None)
-        if effect is not None:
-            self._record.state.live.performing.pop(effect, None)
-        return effect
+    def _remember(self, receipt: EffectReceived) -> None:
+        self._history.answers[receipt.effect] = receipt
 
-    def _remember(self, receipt: EffectReceived | None) -> None:
-        if receipt is not None:
-            self._history.answers[receipt.effect] = receipt
-
-    def _put_back(self, call: CallMade) -> None:
-        self._under_way(call.id)
-        self._record.state.live.calls[call.id] = call
-
-    def _drop(self, call: CallMade) -> None:
-        self._record.state.live.calls.pop(call.id, None)
+    async def _learn(self, receipt: EffectReceived | None) -> None:
+        """Takes an outcome; code that asks for it once more at this moment is answered, and it is not begun anew."""
+        if receipt is None:
+            return
+        self._remember(receipt)
+        for call in self._calls.waiting(receipt.effect):
+            self._calls.drop(call)
+            await self._recall(Recall(call, receipt))
 
     async def _stop_code(self, *, is_end: bool = False) -> None:
         await self._questions.stop(is_end=is_end)
@@ -577,9 +572,7 @@ class Attempt:
         await self._code.stop()
         self._code = None
         # What the code had done and said before it was stopped is on its way: a receipt in hand is not in doubt.
-        said = [message for message in self._inbox if isinstance(message, _SAID)]
-        for message in said:
-            self._inbox.remove(message)
+        for message in self._mail.take(_SAID):
             await self._handle(message)
 
     def _wake_at(self, time_us: int) -> None:
@@ -592,6 +585,11 @@ class Attempt:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.post, Tick())
 
 
+# The code stopped waiting before the effect began: if it asks again, it means to have it.
+_NOT_PERFORMED = "step_not_performed"
 _SAID = (Performed, ValueTaken, Noted, Printed, Steered)
+_RULED = (Intend, Ask, Refuse, Consult)
 # After these nothing needs to arrive before the next decision.
 _SILENT = (Ask, Doubt, Rejoin, Retry, StartCode)
+# What needs no task of its own: a call of the code on its way to being performed, and back.
+_AT_ONCE = (CallMade, Performed, Admitted, Durable, ValueTaken, Steered, Noted, Printed, Intend, Recall, Repeat, WakeAt)

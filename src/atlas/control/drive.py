@@ -46,10 +46,14 @@ def parse_owner(text: str) -> Owner | None:
 
 
 class SlotPool:
-    """At most `size` runs execute code at once; a parent that waits for children gives its place back."""
+    """At most `size` runs execute code at once; a parent that waits for children gives its place back.
+
+    `freed` is told of a place that nobody waits for.
+    """
 
     def __init__(self, size: int) -> None:
         self.free = size
+        self.freed: Callable[[], None] = lambda: None
         self._waiting: deque[Callable[[], None]] = deque()
 
     def take(self) -> None:
@@ -62,6 +66,7 @@ class SlotPool:
             self._waiting.popleft()()
         else:
             self.free += 1
+            self.freed()
 
     def take_again(self, granted: Callable[[], None]) -> None:
         """Calls `granted` as soon as there is a place."""
@@ -98,6 +103,7 @@ class Driver:
         self._is_finishing = False
         self._leaves_when_idle = False
         self._nudged = asyncio.Event()
+        slots.freed = self._nudged.set
         self._places = options.places
 
     @property
@@ -121,9 +127,9 @@ class Driver:
                         next_adoption_us = self._next_adoption_us()
                     if self._leaves_when_idle and not started and not self._tasks:
                         break
-                    if not started:
-                        await self._nudged.wait()
-                        self._nudged.clear()
+                    # Whatever lets it take more, a run that comes, one that ends, a slot that is given back, nudges.
+                    await self._nudged.wait()
+                    self._nudged.clear()
                 listening.cancel()
                 for attempt in self._attempts.values():
                     attempt.post(Stop())

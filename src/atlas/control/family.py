@@ -10,6 +10,7 @@ from atlas.control.admit import failed
 from atlas.control.payload import inline, pack, unpack
 from atlas.control.record import Record
 from atlas.control.signal import ChildEndedBody, ChildParkedBody, cancel_signal
+from atlas.control.underway import UnderWay
 from atlas.control.world import ChildRefused, ChildStarted, Granted, Message, World
 from atlas.kernel.code import Answer, CallMade
 from atlas.kernel.errors import AtlasError
@@ -23,10 +24,16 @@ class Family:
     """The children of one run, and the slot it gives back while it waits for them."""
 
     def __init__(
-        self, world: World, record: Record, post: Callable[[Message], None], send: Callable[[Answer], None]
+        self,
+        world: World,
+        record: Record,
+        calls: UnderWay,
+        post: Callable[[Message], None],
+        send: Callable[[Answer], None],
     ) -> None:
         self._world = world
         self._record = record
+        self._calls = calls
         self._post = post
         self._send = send
         self._held: list[Answer] = []
@@ -67,9 +74,8 @@ class Family:
 
     def expect(self, call: CallMade) -> None:
         """The code waits for this child from now on."""
-        live = self._record.state.live
-        live.calls.pop(call.id, None)
-        live.awaiting[call.effect] = call.id
+        self._calls.drop(call)
+        self._record.state.live.awaiting[call.effect] = call.id
 
     async def rejoin(self, call: CallMade) -> None:
         """The code waits for a child that an earlier attempt started."""

@@ -81,15 +81,16 @@ def decide(state: State, now_us: int, authority: Authority = DEFAULTS) -> tuple[
     """Every command that follows from the state, in the order they must be carried out."""
     if state.ended is not None:
         return ()
-    halted = _halt(state, now_us, authority)
+    end_us = deadline_us(state, now_us)
+    halted = _halt(state, now_us, end_us, authority)
     if halted is not None:
         return halted
     live = state.live
     if live.finished is not None:
         return (conclude(state, live.finished),)
     if not live.has_code:
-        return settle(state) or (StartCode(), WakeAt(deadline_us(state, now_us)))
-    verdicts = _judge_all(state, authority, now_us)
+        return settle(state) or (StartCode(), WakeAt(end_us))
+    verdicts = _judge_all(state, authority, now_us) if live.calls else ()
     if not verdicts and not live.performing and live.parked.issuperset(live.awaiting):
         if state.doubted:
             return (Park("doubt"),)
@@ -99,7 +100,17 @@ def decide(state: State, now_us: int, authority: Authority = DEFAULTS) -> tuple[
             return (Park("person"),)
         if live.awaiting:
             return (Park("children"),)
-    return (*verdicts, WakeAt(_next_look_us(state, now_us)))
+    if live.unclaimed and live.calls:
+        end_us = min(end_us, live.quiet_since_us + RECALL_PATIENCE_US)
+    return (*verdicts, WakeAt(end_us))
+
+
+def is_under_way(state: State) -> bool:
+    """True when there is nothing to decide before something happens: before its deadline, `decide` has only that to say."""
+    live = state.live
+    is_free = live.has_code and live.finished is None and not (live.is_lost or live.is_stopping)
+    is_asked = bool(live.calls or live.awaiting or state.asked or state.doubted)
+    return is_free and not is_asked and state.cancel is None and state.ended is None and not state.abandoned
 
 
 def settle(state: State) -> tuple[Command, ...]:
@@ -137,10 +148,10 @@ def is_ready(state: State, call: CallMade) -> bool:
     A call that the record does not know waits while recorded ones have not been asked for again: code that
     runs the same way will ask for them, and code that does not must not act on the world a second time.
     """
-    live = state.live
-    if call.effect in live.performing or call.effect in live.awaiting or call.effect in state.asked:
+    live, effect = state.live, call.effect
+    if effect in live.performing or effect in live.awaiting or effect in state.asked or effect in state.doubted:
         return False
-    return live.unclaimed == 0 or call.effect in state.open
+    return live.unclaimed == 0 or effect in state.open
 
 
 def conclude(state: State, finished: Finished) -> End:
@@ -163,10 +174,10 @@ def conclude(state: State, finished: Finished) -> End:
 def deadline_us(state: State, now_us: int) -> int:
     """When the run must be over if it goes on like this."""
     active_us, elapsed_us = clock(state, now_us)
-    limits = state.created.limits
-    left = int(limits.timeout_s * 1_000_000) - active_us
-    if state.created.depth == 0:
-        left = min(left, int(limits.tree_timeout_s * 1_000_000) - elapsed_us)
+    created = state.created
+    left = int(created.limits.timeout_s * 1_000_000) - active_us
+    if created.depth == 0:
+        left = min(left, int(created.limits.tree_timeout_s * 1_000_000) - elapsed_us)
     return now_us + max(0, left)
 
 
@@ -175,7 +186,7 @@ _REFUSALS: Final = frozenset(
 )
 
 
-def _halt(state: State, now_us: int, authority: Authority) -> tuple[Command, ...] | None:
+def _halt(state: State, now_us: int, end_us: int, authority: Authority) -> tuple[Command, ...] | None:
     live = state.live
     if state.abandoned:
         error = RunFailed(f"a person abandoned the effect {state.abandoned}", code="effect_abandoned")
@@ -186,16 +197,21 @@ def _halt(state: State, now_us: int, authority: Authority) -> tuple[Command, ...
         return (Retry(),)
     if live.is_stopping:
         return () if live.performing else (Park("interrupted"),)
-    if live.has_code and live.finished is None and now_us >= deadline_us(state, now_us):
+    if now_us >= end_us and live.has_code and live.finished is None:
         return (End("failed", error=_timeout(state, now_us)),)
-    if live.calls and live.unclaimed and now_us - live.quiet_since_us >= RECALL_PATIENCE_US:
-        names = ", ".join(sorted(call.effect for call in live.calls.values()))
+    if live.unclaimed and now_us - live.quiet_since_us >= RECALL_PATIENCE_US and (strange := _strangers(state)):
         mismatch = ReplayMismatch(
-            f"the code asks for {names}, but the record says it asked for something else before",
+            f"the code asks for {', '.join(strange)}, but the record says it asked for something else before",
             hint="Code must ask for the same effects each time it runs; use context.now/random/uuid and key=.",
         )
         return (End("failed", error=mismatch.record()),)
     return None
+
+
+def _strangers(state: State) -> list[str]:
+    """What the code asks for and the record does not know."""
+    calls = state.live.calls.values()
+    return sorted(call.effect for call in calls if call.effect not in state.open and call.effect not in state.asked)
 
 
 def _halt_cancelled(state: State, now_us: int, authority: Authority) -> tuple[Command, ...]:
@@ -223,13 +239,6 @@ def _judge_all(state: State, authority: Authority, now_us: int) -> tuple[Verdict
             children += isinstance(verdict, Intend) and call.kind == "spawn"
             verdicts.append(verdict)
     return tuple(verdicts)
-
-
-def _next_look_us(state: State, now_us: int) -> int:
-    at = deadline_us(state, now_us)
-    if state.live.calls and state.live.unclaimed:
-        at = min(at, state.live.quiet_since_us + RECALL_PATIENCE_US)
-    return at
 
 
 def _timeout(state: State, now_us: int) -> ErrorRecord:

@@ -98,7 +98,10 @@ class State(msgspec.Struct, frozen=True):
     @property
     def is_waiting_for_children(self) -> bool:
         """True while everything the run has under way is its children."""
-        return bool(self.open) and all(effect.kind == "spawn" for effect in self.open.values())
+        for effect in self.open.values():
+            if effect.kind != "spawn":
+                return False
+        return bool(self.open)
 
 
 def initial(run_id: str, principal: str, created: RunCreated) -> State:
@@ -115,7 +118,10 @@ def apply(state: State, body: Body, time_us: int) -> State:
     """The state after one more event."""
     if isinstance(body, AttemptStarted):
         return _start_attempt(state, body, time_us)
-    return _apply(_pass_time(state, time_us), body)
+    if state.is_leased:
+        active_us, elapsed_us = clock(state, time_us)
+        state = replace(state, mark_us=max(time_us, state.mark_us), active_us=active_us, elapsed_us=elapsed_us)
+    return _apply(state, body)
 
 
 def clock(state: State, now_us: int) -> tuple[int, int]:
@@ -124,13 +130,6 @@ def clock(state: State, now_us: int) -> tuple[int, int]:
         return state.active_us, state.elapsed_us
     passed = max(0, now_us - state.mark_us)
     return state.active_us + (0 if state.is_waiting_for_children else passed), state.elapsed_us + passed
-
-
-def _pass_time(state: State, time_us: int) -> State:
-    if not state.is_leased:
-        return state
-    active_us, elapsed_us = clock(state, time_us)
-    return replace(state, mark_us=max(time_us, state.mark_us), active_us=active_us, elapsed_us=elapsed_us)
 
 
 def _apply(state: State, body: Body) -> State:

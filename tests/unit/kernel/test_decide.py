@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -18,6 +20,7 @@ from atlas.kernel.decide import (
     StartCode,
     WakeAt,
     decide,
+    is_under_way,
 )
 from atlas.kernel.errors import AtlasError, LimitRefused, PolicyRefused, RunFailed
 from atlas.kernel.event import (
@@ -333,3 +336,38 @@ def test_an_uncaught_refusal_is_refused_and_any_other_error_failed(error: AtlasE
 def test_deciding_twice_gives_the_same_commands() -> None:
     state = asking(running(), call(), call("step:c:1", id=2, effect_class="external_side_effect"))
     assert decide(state, NOW) == decide(state, NOW)
+
+
+def test_of_a_run_that_is_under_way_nothing_is_decided_but_when_to_look_again() -> None:
+    asked = EffectAsked("step:q:1", "step", "q", Payload(), "hash", "external_side_effect", "why")
+    facts: list[dict[str, object]] = [
+        {"asked": {"step:q:1": asked}},
+        {"doubted": {"step:d:1": "lost"}},
+        {"cancel": CancelRequested("owner", "enough")},
+        {"abandoned": "step:d:1"},
+        {"ended": RunEnded("succeeded")},
+    ]
+    seen: list[dict[str, object]] = [
+        {"has_code": False},
+        {"finished": Finished()},
+        {"is_lost": True},
+        {"is_stopping": True},
+        {"calls": {1: call()}},
+        {"awaiting": {"spawn:a:1": 3}},
+        {"performing": {"step:b:1": 2}},
+        {"unclaimed": 2},
+    ]
+    counted = 0
+    for chosen in itertools.product([False, True], repeat=len(facts) + len(seen)):
+        state = running()
+        picked = [change for change, is_chosen in zip((*facts, *seen), chosen, strict=True) if is_chosen]
+        for change in picked:
+            if change in facts:
+                state = replace(state, **change)
+            else:
+                state = replace(state, live=replace(state.live, **change))
+        if is_under_way(state):
+            counted += 1
+            (command,) = decide(state, NOW)
+            assert isinstance(command, WakeAt)
+    assert counted == 4, "with and without a step that is performed, and recorded effects that are not asked for yet"
