@@ -90,6 +90,7 @@ class Desk:
         self._job = job
         self._offers = offers
         self._fingerprints: dict[str, str] = {}
+        self._folder = ""
         self._toolbox = toolbox
         self._recall = recall
 
@@ -106,26 +107,26 @@ class Desk:
 
     async def touched(self, checked: Checked) -> tuple[str, ...] | None:
         """What a call would touch, when its tool computes that."""
-        offer = self._offers[checked.definition.name]
-        if not checked.definition.computes_resources:
+        definition = checked.definition
+        if not definition.computes_resources:
             return None
-        return await self._toolbox.host.resources(offer.folder, checked.definition.name, checked.args)
+        folder = self._offers[definition.name].folder
+        return await self._toolbox.host.resources(folder, definition.name, checked.args)
 
     async def perform(self, checked: Checked, effect_key: str, rate: float) -> ToolOutcome:
         """What the call comes to, redacted; `rate` is how many bytes of an answer make a token."""
-        outcome = await self._perform(checked, effect_key, rate)
-        return msgspec.structs.replace(outcome, text=self._toolbox.redact(outcome.text))
-
-    async def _perform(self, checked: Checked, effect_key: str, rate: float) -> ToolOutcome:
-        name = checked.definition.name
+        definition, toolbox = checked.definition, self._toolbox
+        name = definition.name
         if name == "recall":
-            return ToolOutcome(await self._bring_back(checked.value, rate))
-        offer = self._offers[name]
-        if not offer.folder:
-            folder = self._toolbox.agent_folder(self._job.agent)
-            return await self._toolbox.call_builtin(folder, name, checked.args)
-        secrets = await self._secrets(checked.definition)
-        return await self._toolbox.host.call(offer.folder, name, checked.args, effect_key, secrets)
+            outcome = ToolOutcome(await self._bring_back(checked.value, rate))
+        elif folder := self._offers[name].folder:
+            secrets = await self._secrets(definition) if definition.secrets else {}
+            outcome = await toolbox.host.call(folder, name, checked.args, effect_key, secrets)
+        else:
+            self._folder = self._folder or toolbox.agent_folder(self._job.agent)
+            outcome = await toolbox.call_builtin(self._folder, name, checked.args)
+        text = toolbox.redact(outcome.text)
+        return outcome if text == outcome.text else msgspec.structs.replace(outcome, text=text)
 
     async def probe(self, checked: Checked, effect_key: str) -> ToolFinding:
         """Whether a call that may have happened did."""

@@ -44,6 +44,7 @@ class ArgumentCheck:
     def __init__(self, compile_schema: Callable[[dict[str, Any]], SchemaCheck]) -> None:
         self._compile = compile_schema
         self._compiled: dict[bytes, tuple[SchemaCheck, dict[str, Any]]] = {}
+        self._json = json.JSONDecoder(parse_constant=_no_constant)
 
     def check(self, call: ToolCall, tools: Mapping[str, ToolDefinition]) -> Checked | ToolResult:
         """The call, ready to be performed, or the result that tells the model what is wrong with it."""
@@ -51,8 +52,11 @@ class ArgumentCheck:
         if definition is None:
             return _wrong(call, _unknown(call.name, tools))
         compiled, schema = self._schema(definition)
+        text = call.args.strip() or "{}"
+        # json.loads makes a decoder for each text, but it knows what to say of a byte order mark.
+        decode = json.loads if text[0] == "\ufeff" else self._json.decode
         try:
-            value = json.loads(call.args.strip() or "{}", parse_constant=_no_constant)
+            value = decode(text)
         except json.JSONDecodeError as error:
             return _wrong(call, f"{_place(error)}\n{_takes(call.name, schema)}")
         except (ValueError, RecursionError) as error:

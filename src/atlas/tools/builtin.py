@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from atlas.kernel.errors import AtlasError, Fault
 from atlas.kernel.tool import ToolDefinition, ToolOutcome
-from atlas.tools.files import list_folder, read_text
+from atlas.tools.files import list_folder, read_short_text, read_text
 from atlas.tools.tool import Tool, define
 
 MAX_WAIT_S: Final = 60
@@ -49,7 +49,8 @@ async def read_file(
     folder: str,
 ) -> str:
     """Reads lines of a text file in your folder."""
-    return await asyncio.to_thread(read_text, folder, path, start, lines)
+    short = read_short_text(folder, path, start, lines)
+    return await asyncio.to_thread(read_text, folder, path, start, lines) if short is None else short
 
 
 async def list_files(

@@ -52,8 +52,10 @@ class Discovery:
         """
         found = {one.name: Offer(one) for one in self._builtins}
         reserved = frozenset(found)
+        unknown = [folder for folder, known in folders.items() if known is None]
+        digests = dict(zip(unknown, await asyncio.to_thread(_digests, unknown), strict=True)) if unknown else {}
         for folder, known in folders.items():
-            for definition in await self.declared(folder) if known is None else known:
+            for definition in await self._named(folder, digests[folder]) if known is None else known:
                 if definition.name in reserved:
                     raise _reserved(definition)
                 found.setdefault(definition.name, Offer(definition, folder))
@@ -63,7 +65,9 @@ class Discovery:
 
     async def declared(self, folder: str) -> tuple[ToolDefinition, ...]:
         """What the tools in `folder` declare; starts no process when there are none."""
-        digest = await asyncio.to_thread(tools_digest, folder)
+        return await self._named(folder, await asyncio.to_thread(tools_digest, folder))
+
+    async def _named(self, folder: str, digest: str) -> tuple[ToolDefinition, ...]:
         if not digest:
             return ()
         known = self._declared.get(digest)
@@ -73,6 +77,10 @@ class Discovery:
                 del self._declared[next(iter(self._declared))]
             self._declared[digest] = known
         return known
+
+
+def _digests(folders: Sequence[str]) -> list[str]:
+    return [tools_digest(folder) for folder in folders]
 
 
 def tools_digest(folder: str) -> str:

@@ -6,39 +6,49 @@ between looking and reading. Whatever is left out can be had with `start`.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO, Final
+from typing import IO, BinaryIO, Final
 
 from atlas.kernel.errors import AtlasError, Invalid, NotFound
 
 MAX_CHARACTERS: Final = 32_000
 MAX_ENTRIES: Final = 200
 LINE_LENGTH: Final = 2_000
+SHORT: Final = 16 * 1024
+"""Bytes of a file that takes no longer to read than it takes to have another thread do it."""
+
 _STEP: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read_text(folder: str, path: str, start: int, lines: int) -> str:
     """Lines of a text file, from `start` (the first is 1), with a head that says what they are."""
-    with _opened(folder, path) as handle:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise Invalid(f"{path} is not a file", hint="list_files shows what is in a folder.", code="not_a_file")
-        with os.fdopen(os.dup(handle), encoding="utf-8", newline=None) as stream:
-            try:
-                return _page(path, stream, start, lines)
-            except UnicodeDecodeError:
-                raise Invalid(f"{path} is not a text file", code="not_text") from None
+    with os.fdopen(_open_file(folder, path), "rb") as data:
+        return _text(path, data, start, lines)
+
+
+def read_short_text(folder: str, path: str, start: int, lines: int) -> str | None:
+    """The same at once, so that an event loop need not be left for it; None when the file is not short."""
+    handle = _open_file(folder, path)
+    try:
+        data = os.read(handle, SHORT + 1)
+    finally:
+        os.close(handle)
+    return None if len(data) > SHORT else _text(path, io.BytesIO(data), start, lines)
 
 
 def list_folder(folder: str, path: str, start: int) -> str:
     """The entries of a folder, one per line with their size, folders with a slash."""
-    with _opened(folder, path) as handle:
+    handle = _open(folder, path)
+    try:
         if not stat.S_ISDIR(os.fstat(handle).st_mode):
             raise Invalid(f"{path} is not a folder", hint="read_file shows a file.", code="not_a_folder")
         names = sorted(name for name in os.listdir(handle) if not name.startswith("."))
         shown = [_entry(handle, name) for name in names[start - 1 : start - 1 + MAX_ENTRIES]]
+    finally:
+        os.close(handle)
     head = f"{path}: {len(names)} entries"
     if len(shown) < len(names):
         head += f", {start} to {start - 1 + len(shown)} shown"
@@ -47,9 +57,17 @@ def list_folder(folder: str, path: str, start: int) -> str:
     return "\n".join([head, *shown])
 
 
-@contextmanager
-def _opened(folder: str, path: str) -> Iterator[int]:
-    """A handle of what lies at `path` in `folder`."""
+def _open_file(folder: str, path: str) -> int:
+    """A handle of the file at `path`, for whoever closes it."""
+    handle = _open(folder, path)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise Invalid(f"{path} is not a file", hint="list_files shows what is in a folder.", code="not_a_file")
+
+
+def _open(folder: str, path: str) -> int:
+    """A handle of what lies at `path` in `folder`, for whoever closes it."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith("/") or "\\" in path or "\0" in path or any(part.startswith(".") for part in parts):
         raise Invalid(f"{path!r} is not a path inside the agent's folder", code="unsafe_path")
@@ -57,21 +75,15 @@ def _opened(folder: str, path: str) -> Iterator[int]:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise _unreadable("the agent's folder", error) from None
-    try:
-        for part in parts:
-            below = _below(handle, part, path)
-            os.close(handle)
-            handle = below
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _below(handle: int, part: str, path: str) -> int:
-    try:
-        return os.open(part, _STEP, dir_fd=handle)
-    except OSError as error:
-        raise _unreadable(path, error) from None
+    for part in parts:
+        above = handle
+        try:
+            handle = os.open(part, _STEP, dir_fd=above)
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        finally:
+            os.close(above)
+    return handle
 
 
 def _unreadable(path: str, error: OSError) -> AtlasError:
@@ -82,6 +94,14 @@ def _unreadable(path: str, error: OSError) -> AtlasError:
             return Invalid(f"{path} may not be read", code="not_readable")
     # ELOOP among others: the last part of what was opened is a link.
     return Invalid(f"{path} cannot be read: {error.strerror}. Links are not followed.", code="not_readable")
+
+
+def _text(path: str, data: BinaryIO, start: int, lines: int) -> str:
+    with io.TextIOWrapper(data, encoding="utf-8", newline=None) as stream:
+        try:
+            return _page(path, stream, start, lines)
+        except UnicodeDecodeError:
+            raise Invalid(f"{path} is not a text file", code="not_text") from None
 
 
 def _page(path: str, stream: IO[str], start: int, lines: int) -> str:

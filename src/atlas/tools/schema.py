@@ -37,8 +37,8 @@ class Signature(msgspec.Struct, frozen=True):
             read = msgspec.convert(value, self.reader, strict=False)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Invalid(f"the arguments do not fit: {error}", code="tool_arguments") from error
-        fields = ((name, getattr(read, name)) for name in self.reader.__struct_fields__)
-        return {name: given for name, given in fields if given is not msgspec.UNSET}
+        names = self.reader.__struct_fields__
+        return {name: given for name in names if (given := getattr(read, name)) is not msgspec.UNSET}
 
 
 def signature_of(

@@ -27,10 +27,9 @@ LIVE = frozenset({"evals", "goal.md", "inbox", "journal", "log", "mandates.yaml"
 def pinned_files(folder: Path, live: frozenset[str] = LIVE) -> dict[str, str]:
     """Relative path -> SHA-256 of every file that a run pins, in the order of the paths; all but the `live` ones."""
     total = 0
-    found: dict[str, Path] = {}
+    found: dict[str, str] = {}
     try:
-        real = folder.resolve(strict=True)
-        for path, file, size in _walk(real, real, live):
+        for path, file, size in _walk(str(folder), "", folder, live):
             found[path] = file
             total += size
             if len(found) > MAX_FILES:
@@ -72,29 +71,30 @@ def safe_parts(path: str) -> tuple[str, ...]:
     return parts
 
 
-def _walk(folder: Path, root: Path, live: frozenset[str], depth: int = 1) -> Iterator[tuple[str, Path, int]]:
-    """Relative path, real place and size of each file; the order is that of the disk."""
+def _walk(folder: str, prefix: str, root: Path, live: frozenset[str], depth: int = 1) -> Iterator[tuple[str, str, int]]:
+    """Path below `root`, real place and size of each file in `folder`; the order is that of the disk."""
     if depth > MAX_DEPTH:
         raise _refused("snapshot_too_deep", f"an agent's folders are at most {MAX_DEPTH} deep", folder)
     with os.scandir(folder) as entries:
         for entry in entries:
             if _is_ignored(entry.name) or (depth == 1 and entry.name in live):
                 continue
-            here = Path(entry.path)
+            path = f"{prefix}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
-                yield from _walk(here, root, live, depth + 1)
+                yield from _walk(entry.path, f"{path}/", root, live, depth + 1)
             elif entry.is_symlink():
-                yield _relative(here, root), _inside(root, here), entry.stat().st_size
+                real = _inside(root.resolve(strict=True), Path(entry.path))
+                yield _plain(path, entry.path), str(real), entry.stat().st_size
             elif entry.is_file():
-                yield _relative(here, root), here, entry.stat().st_size
+                yield _plain(path, entry.path), entry.path, entry.stat().st_size
 
 
 def _is_ignored(name: str) -> bool:
     return name.startswith(".") or name == "__pycache__"
 
 
-def _relative(file: Path, root: Path) -> str:
-    path = file.relative_to(root).as_posix()
+def _plain(path: str, file: str) -> str:
+    """The path, if it can be written down."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -116,12 +116,12 @@ def _inside(root: Path, file: Path) -> Path:
     return real
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
+def _sha256(file: str) -> str:
+    with open(file, "rb", buffering=0) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _refused(code: str, message: str, path: Path) -> Invalid:
+def _refused(code: str, message: str, path: Path | str) -> Invalid:
     shown = os.fsencode(path).decode(errors="replace")
     hint = "move what is not code elsewhere, for example under wiki/" if "too" in code else "replace it by a plain file"
     return Invalid(message, problems=(Problem(code, message, shown, hint=hint),), code=code)

@@ -44,6 +44,8 @@ class Validator:
         """Everything about `value` that breaks the schema; each problem's `path` is a JSONPath."""
         if problems := not_json(value):
             return problems
+        if self._validator.is_valid(value):
+            return []
         return [_violation(error) for error in itertools.islice(self._validator.iter_errors(value), MAX_PROBLEMS)]
 
     def complaints(self, value: Any) -> list[str]:
@@ -105,7 +107,31 @@ def _literal(value: str | float | bool | None) -> str:
 
 def not_json(value: Any) -> list[Problem]:
     """Why `value` is not a JSON value: NaN, other types, keys that are no text, too deep. Empty when it is one."""
-    return list(itertools.islice(_not_json(value, ()), MAX_PROBLEMS))
+    return [] if _is_json(value, 0) else list(itertools.islice(_not_json(value, ()), MAX_PROBLEMS))
+
+
+def _is_json(value: Any, depth: int) -> bool:
+    """Whether `value` is one beyond doubt: a quick look, so that only what fails it is searched for its problems."""
+    if depth > MAX_DEPTH:
+        return False
+    kind = type(value)
+    if kind is str:
+        return value.isascii() or not any(_not_text(value, ()))
+    if kind is int:
+        return bool(value.bit_length() <= MAX_INTEGER_BITS)
+    if kind is float:
+        return math.isfinite(value)
+    if kind is dict:
+        for key, item in value.items():
+            if not (type(key) is str and _is_json(key, depth) and _is_json(item, depth + 1)):
+                return False
+        return True
+    if kind is list or kind is tuple:
+        for item in value:  # noqa: SIM110 - a generator would cost as much as what it looks at
+            if not _is_json(item, depth + 1):
+                return False
+        return True
+    return value is None or kind is bool
 
 
 def _not_json(value: Any, path: Path) -> Iterator[Problem]:

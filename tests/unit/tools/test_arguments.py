@@ -77,6 +77,7 @@ def test_unknown_tool_like_no_other_gets_the_list_alone() -> None:
         ('{"to": a}', "at line 1, column 8, after '{\"to\": ' and before"),
         ('{"to": "a"} {"to": "b"}', "Extra data"),
         ('{"to": NaN}', "NaN is not a JSON number"),
+        ('\ufeff{"to": "x"}', "The arguments are not JSON: Unexpected UTF-8 BOM"),
         ('["a"]', "must be one JSON object"),
         ('"a"', "must be one JSON object"),
         ("null", "must be one JSON object"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -13,9 +15,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from atlas.kernel.batch import claim, conflicts
+from atlas.kernel.errors import Invalid
 from atlas.kernel.tool import ToolOutcome
 from atlas.tools.builtin import NAMES, BuiltIns
-from atlas.tools.files import MAX_CHARACTERS, MAX_ENTRIES
+from atlas.tools.files import MAX_CHARACTERS, MAX_ENTRIES, SHORT, read_short_text, read_text
 from atlas.vault.validate import compile_schema
 
 
@@ -71,6 +74,48 @@ def test_every_part_of_every_file_can_be_reached_in_bounded_pieces(agent: Path, 
             break
         start = int(head.rpartition("start=")[2].rstrip("):"))
     assert seen.replace("\n", "") == text.replace("\n", "")
+
+
+@given(
+    st.lists(
+        st.sampled_from([b"a", b"\n", b"\r", b"\r\n", "é€".encode(), b"\xff", b"x" * 2_000, b"y" * 8_191]), max_size=9
+    ),
+    st.integers(1, 12),
+    st.integers(1, 12),
+)
+@example([b"x" * 8_192, b"\n", b"x" * 8_191], 1, 1)
+@example([b"x" * 8_192, b"\n", b"x" * 8_192], 1, 1)
+@example([b"x\n", b"x" * 8_191, b"\xff"], 1, 1)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_short_file_reads_the_same_at_once_and_a_longer_one_is_left_to_a_thread(
+    agent: Path, pieces: list[bytes], start: int, lines: int
+) -> None:
+    def told(read: Callable[[str, str, int, int], str | None]) -> str | None:
+        try:
+            return read(str(agent), "some.txt", start, lines)
+        except Invalid as error:
+            return error.message
+
+    data = b"".join(pieces)
+    (agent / "some.txt").write_bytes(data)
+    assert told(read_short_text) == (told(read_text) if len(data) <= SHORT else None)
+    assert call(agent, "read_file", path="some.txt", start=start, lines=lines).text.startswith("some.txt")
+
+
+def test_short_file_is_read_without_another_thread(agent: Path) -> None:
+    async def main() -> None:
+        began: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(executor := ThreadPoolExecutor(1, initializer=lambda: began.append(1)))
+        tools = BuiltIns()
+        await tools.call(str(agent), "read_file", b'{"path": "wiki/page.md"}')
+        assert not began
+        (agent / "long.txt").write_bytes(b"x" * (SHORT + 1))
+        await tools.call(str(agent), "read_file", b'{"path": "long.txt"}')
+        assert began
+        executor.shutdown()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

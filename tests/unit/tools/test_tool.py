@@ -299,5 +299,7 @@ def test_docstrings(written: str | None, text: str, parameters: dict[str, str]) 
 
 @given(st.text(max_size=80))
 def test_any_docstring_is_read(written: str) -> None:
-    parse_docstring(written)
-    parse_docstring(f"X.\n\nArgs:\n    {written}")
+    text, _ = parse_docstring(written)
+    assert set(text.split()) <= set(written.split())
+    said, _ = parse_docstring(f"X.\n\nArgs:\n    {written}")
+    assert said.startswith("X.")
