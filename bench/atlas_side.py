@@ -15,10 +15,10 @@ from workload import Marks, Options, Timing, serve, stored_bytes, tick
 from atlas import AgentBase, AgentContext, Atlas, Result
 
 
-class Counter(AgentBase):
+class Teller(AgentBase):
     """Does the steps one after the other and returns every result."""
 
-    contract = {"name": "counter", "version": "1.0.0", "description": "Counts."}  # noqa: RUF012 - never changed
+    contract = {"name": "teller", "version": "1.0.0", "description": "Counts."}  # noqa: RUF012 - never changed
 
     async def execute(self, input: dict[str, Any], context: AgentContext) -> dict[str, Any]:
         """One durable step per number."""
@@ -35,7 +35,8 @@ class Side:
         self.note = self.vault / "run_id"  # tells `load` which run to load
         self.size = options.size
         # In a worker the agent is a folder of the vault; here it is the class above.
-        self.agents = [] if options.is_in_worker else [Counter]
+        self.agents = [] if options.is_in_worker else [Teller]
+        self.agent = "counter" if options.is_in_worker else "teller"
 
     def open(self) -> Atlas:
         """The vault, through the public API."""
@@ -48,7 +49,7 @@ class Side:
     def once(self, steps: int) -> dict[str, Any]:
         """One run in a process that does nothing else."""
         with self.open() as atlas:
-            result = atlas.run("counter", self.input(steps))
+            result = atlas.run(self.agent, self.input(steps))
         check(result, steps)
         self.note.write_text(result.run_id)
         return {"bytes": stored_bytes(self.vault / ".atlas")}
@@ -56,11 +57,11 @@ class Side:
     def steps(self, steps: int) -> dict[str, Any]:
         """An empty run that warms up, an empty run that is measured, a full run that is measured."""
         with self.open() as atlas:
-            atlas.run("counter", self.input(0))
+            atlas.run(self.agent, self.input(0))
             marks = Marks()
-            atlas.run("counter", self.input(0))
+            atlas.run(self.agent, self.input(0))
             marks.add()
-            result = atlas.run("counter", self.input(steps))
+            result = atlas.run(self.agent, self.input(steps))
             marks.add()
         check(result, steps)
         return {"marks": marks.taken, "bytes": stored_bytes(self.vault / ".atlas")}
@@ -70,7 +71,7 @@ class Side:
 
         async def all_runs(atlas: Atlas) -> None:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(atlas.run_async("counter", self.input(steps))) for _ in range(runs)]
+                tasks = [group.create_task(atlas.run_async(self.agent, self.input(steps))) for _ in range(runs)]
             for task in tasks:
                 check(task.result(), steps)
 
@@ -108,6 +109,7 @@ class Side:
             return timing
 
         # Modules are imported when they are first used, so an empty vault is opened first: what follows is no import.
+        (self.vault / "empty").mkdir(exist_ok=True)
         asyncio.run(from_vault(self.vault / "empty"))
         ledger, vault = asyncio.run(from_ledger()), asyncio.run(from_vault(self.vault))
         return {

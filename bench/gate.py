@@ -94,6 +94,7 @@ class _Bench:
         def effect() -> None:
             self._number += 1
             self._effect(f"e{self._number}", has_budget=has_budget)
+            self._desk.flush()
 
         try:
             return _cpu_ms(effect)

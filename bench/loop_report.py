@@ -23,9 +23,12 @@ FRAMEWORKS: Final = {
 NAMES: Final = {
     OURS: "Atlas, durable, tool in a worker process",
     "atlas_builtin": "Atlas, durable, built-in tool",
-    "atlas_whole": "Atlas, durable, tool in a worker process, replies in one piece",
     **{side: f"{name}, nothing durable" for side, (name, _) in FRAMEWORKS.items()},
 }
+
+
+WIRES: Final = {"streamed": "replies streamed", "whole": "replies in one piece"}
+"""The two ways a model answers, each a case; all sides take the same one."""
 
 
 def seen(loop: Loop, case: str, side: str, read: Callable[[Sample], float]) -> list[float]:

@@ -31,11 +31,7 @@ ENVIRONMENT: Final = {
     "LANGSMITH_TRACING": "false",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
 }
-VARIANTS: Final[dict[str, dict[str, bool]]] = {
-    OURS: {},
-    "atlas_builtin": {"is_builtin": True},
-    "atlas_whole": {"is_streamed": False},
-}
+VARIANTS: Final[dict[str, dict[str, bool]]] = {OURS: {}, "atlas_builtin": {"is_builtin": True}}
 
 Scratch = Callable[[], AbstractContextManager[Path]]
 
@@ -49,8 +45,8 @@ class LoopPlan(NamedTuple):
     crowd_runs: int = 1000
 
 
-FULL: Final = LoopPlan(repetitions=5, runs=10, crowds=1)
-QUICK: Final = LoopPlan(repetitions=3, runs=5, crowds=1)
+FULL: Final = LoopPlan(repetitions=5, runs=50, crowds=1)
+QUICK: Final = LoopPlan(repetitions=3, runs=10, crowds=1)
 
 
 class LoopBench:
@@ -67,11 +63,12 @@ class LoopBench:
         """Everything that was seen, with where and when."""
         plan, before = self._plan, machine()
         with model_server() as (url, self._server):
-            asked = Options("loop", url, STEPS, plan.runs)
-            crowded = Options("crowd", url, CROWD_STEPS, plan.crowd_runs)
+            whole = Options("loop", url, STEPS, plan.runs, is_streamed=False)
+            crowded = Options("crowd", url, CROWD_STEPS, plan.crowd_runs, is_streamed=False)
             cases = {
-                "loop": self._case(asked, plan.repetitions, (*VARIANTS, *FRAMEWORKS)),
-                "once": self._case(asked._replace(case="once"), plan.repetitions, (OURS, *FRAMEWORKS)),
+                "streamed": self._case(whole._replace(is_streamed=True), plan.repetitions, (*VARIANTS, *FRAMEWORKS)),
+                "whole": self._case(whole, plan.repetitions, (*VARIANTS, *FRAMEWORKS)),
+                "once": self._case(whole._replace(case="once"), plan.repetitions, (OURS, *FRAMEWORKS)),
                 "crowd": self._case(crowded, plan.crowds, (OURS, *FRAMEWORKS)),
             }
         versions = {"Atlas": version("atlas-agents")}
@@ -88,7 +85,8 @@ class LoopBench:
 
     def _case(self, options: Options, repetitions: int, sides: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
         """Takes turns: every repetition measures every side once, one after the other."""
-        self._say(f"  tool loop, {options.case}: {repetitions} x {', '.join(sides)}")
+        wire = "streamed" if options.is_streamed else "replies in one piece"
+        self._say(f"  tool loop, {options.case}, {wire}: {repetitions} x {', '.join(sides)}")
         samples: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
         for _ in range(repetitions):
             for side in sides:

@@ -33,7 +33,7 @@ class Options(NamedTuple):
     runs: int
     folder: str = ""
     is_builtin: bool = False
-    is_streamed: bool = True
+    is_streamed: bool = False
 
 
 class Loop(Protocol):

@@ -64,7 +64,7 @@ def loop(machine: dict[str, Any]) -> dict[str, Any]:
     ours = {"cpu_ms": 500.0, "runs_cpu_ms": 200.0, "runs_wall_ms": 400.0, "peak_all_mb": 90.0, "failed": 0}
     peer = {**ours, "runs_cpu_ms": 1600.0}
     cases: dict[str, Any] = {}
-    for case in ("loop", "once", "crowd"):
+    for case in (*loop_report.WIRES, "once", "crowd"):
         sides = {side: peer if side in loop_report.FRAMEWORKS else ours for side in loop_report.NAMES}
         dear = {side: {**sample, "runs_cpu_ms": 9999.0} for side, sample in sides.items() if side == "langgraph"}
         cases[case] = {side: [dict(sample)] * 3 for side, sample in {**sides, **dear}.items()}
@@ -158,8 +158,8 @@ def test_aims_that_are_reached_exactly_are_met() -> None:
         ),
         pytest.param(lambda: changed("start", "help", cpu_ms=101.0), "`atlas --help`, whole process", id="a slow help"),
         pytest.param(
-            lambda: changed_loop("loop", "agno", runs_cpu_ms=1590.0),
-            "agno, the best peer : Atlas, step of a tool loop, further aim",
+            lambda: changed_loop("streamed", "agno", runs_cpu_ms=1590.0),
+            "agno, the best peer : Atlas, step of a tool loop, replies streamed, further aim",
             id="a peer that is a little cheaper than the further aim",
         ),
         pytest.param(
@@ -174,22 +174,22 @@ def test_a_miss_is_said_and_nothing_else_is(change: Callable[[], dict[str, Any]]
 
 
 def test_the_nearer_aim_of_the_tool_loop_is_a_quarter() -> None:
-    missed = [aim.what for aim in report.aims(changed_loop("loop", "agno", runs_cpu_ms=799.0)) if not aim.is_met]
+    missed = [aim.what for aim in report.aims(changed_loop("whole", "agno", runs_cpu_ms=799.0)) if not aim.is_met]
     assert missed == [
-        "agno, the best peer : Atlas, step of a tool loop",
-        "agno, the best peer : Atlas, step of a tool loop, further aim",
+        "agno, the best peer : Atlas, step of a tool loop, replies in one piece",
+        "agno, the best peer : Atlas, step of a tool loop, replies in one piece, further aim",
     ]
 
 
 def test_the_best_peer_is_the_one_with_the_cheapest_median() -> None:
-    seen = changed_loop("loop", "pydantic_ai", runs_cpu_ms=1000.0)["loop"]
-    assert loop_report.best_peer(seen, "loop", loop_report.step_cpu(seen)) == ("pydantic_ai", [5.0, 5.0, 5.0])
+    seen = changed_loop("streamed", "pydantic_ai", runs_cpu_ms=1000.0)["loop"]
+    assert loop_report.best_peer(seen, "streamed", loop_report.step_cpu(seen)) == ("pydantic_ai", [5.0, 5.0, 5.0])
 
 
 def test_results_without_a_tool_loop_have_no_table_of_it() -> None:
     seen = {name: value for name, value in results().items() if name != "loop"}
     assert "Tool loop" not in report.as_markdown(seen)
-    assert len(report.aims(seen)) == len(report.aims(results())) - 3
+    assert len(report.aims(seen)) == len(report.aims(results())) - 5
 
 
 def test_both_pages_show_every_table_and_every_aim() -> None:
