@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from atlas import Agent, Atlas
 from atlas.app import open_host
 from atlas.control.host import Host
 from atlas.kernel.errors import Conflict, Invalid, NotFound
+from atlas.kernel.model import Image
 from atlas.testing.provider import ProviderProcess
 from atlas.testing.provider_wire import Act, ActCall
 
@@ -53,6 +55,10 @@ def root(vault_dir: Path) -> Path:
     (vault_dir / "atlas.config.yaml").write_text('models: {tiers: {balanced: ["openai:m1"], fast: ["anthropic:m2"]}}\n')
     (folder.parent / "agent.yaml").write_text("agent: {name: advisor, version: 1.0.0, description: Looks}\n")
     return vault_dir
+
+
+def recall(**args: object) -> Act:
+    return Act(tool_calls=(ActCall("recall", msgspec.json.encode(args).decode()),))
 
 
 def looker(model: str) -> Agent:
@@ -173,9 +179,6 @@ def test_a_long_text_can_be_recalled_and_found_and_a_later_turn_knows_of_it(
         assert (await host.replay(submitted.run_id)).code == "identical"
         return list(provider.bodies())
 
-    def recall(**args: object) -> Act:
-        return Act(tool_calls=(ActCall("recall", msgspec.json.encode(args).decode()),))
-
     async def main() -> None:
         async with open_host(root, environ) as host:
             [first, *_] = await turn(host, "Keep it.", [("log.txt", long.encode())], Act(text="Kept."))
@@ -197,6 +200,72 @@ def test_a_long_text_can_be_recalled_and_found_and_a_later_turn_knows_of_it(
             assert "t3.0.1" in seen[1]["messages"][-1]["content"]
             assert PNG_DIGEST in seen[2]["messages"][-1]["content"]
             assert (await host.verify(None)).ok
+
+    asyncio.run(main())
+
+
+def test_a_picture_of_an_earlier_turn_is_shown_again_when_it_is_recalled(
+    root: Path, provider: ProviderProcess, environ: dict[str, str]
+) -> None:
+    def pictures(body: dict[str, Any]) -> list[str]:
+        parts = body["messages"][1]["content"]
+        named = [one["text"] for one in parts if one["type"] == "text"] if isinstance(parts, list) else []
+        shown = [one for one in parts if one["type"] in ("image_url", "file")] if isinstance(parts, list) else []
+        lines = [line for text in named for line in text.splitlines() if re.fullmatch(r"t\S+ \S+ \(.*\):", line)]
+        assert len(shown) == len(lines)
+        return [line.split()[0] for line in lines]
+
+    async def turn(host: Host, text: str, files: list[tuple[str, bytes]], *acts: Act) -> list[dict[str, Any]]:
+        provider.plan(*acts, by="turn")
+        submitted = await host.submit("advisor", {"text": text}, session_id="ses_1", files=files)
+        assert await host.drive(submitted.run_id) == "succeeded", (await host.report(submitted.run_id)).error
+        assert (await host.replay(submitted.run_id)).code == "identical"
+        # What the model saw can be shown at any later time, the pictures it brought back included.
+        built = await host.request(submitted.run_id, len(acts))
+        assert sum(isinstance(part, Image) for part in built.request.messages[0].parts) == len(
+            pictures(provider.bodies()[-1])
+        )
+        return list(provider.bodies())
+
+    async def main() -> None:
+        async with open_host(root, environ) as host:
+            given = [(f"p{number}.png", PNG + bytes([number])) for number in range(4)]
+            assert pictures((await turn(host, "Look.", given, Act(text="Nice.")))[0]) == [
+                f"t1.0.{number}" for number in range(1, 5)
+            ]
+            wide = b"%PDF-1.4" + b" /Type /Page " * 5
+            await turn(host, "And this?", [("w.pdf", wide)], Act(text="Wide."))
+            acts = (recall(find="p2.png"), recall(handle="t1.0.3"), recall(handle="t1.0.3"), Act(text="It is p2."))
+            seen = await turn(host, "What was p2?", [], *acts)
+            assert [pictures(body) for body in seen[-4:]] == [[], [], ["t1.0.3"], ["t1.0.3"]]
+            assert "t1.0.3" in seen[-3]["messages"][-1]["content"]
+            sent = seen[-1]["messages"][1]["content"]
+            [shown] = [one["image_url"]["url"] for one in sent if one["type"] == "image_url"]
+            assert base64.b64decode(shown.partition(",")[2]) == PNG + bytes([2])
+            # Older ones give way, those of this very turn do not, and what can never fit is told.
+            four = [recall(handle=f"t1.0.{number}") for number in range(1, 5)]
+            seen = await turn(host, "All of them.", [("q.png", PNG)], *four, recall(handle="t2.0.1"), Act(text="Done."))
+            assert pictures(seen[-1]) == ["t4.0.1", "t1.0.2", "t1.0.3", "t1.0.4"]
+            assert "more than there is room for" in seen[-1]["messages"][-1]["content"]
+            assert (await host.verify(None)).ok
+
+    asyncio.run(main())
+
+
+def test_a_picture_whose_bytes_are_gone_is_a_failed_recall_and_ends_nothing(
+    root: Path, provider: ProviderProcess, environ: dict[str, str]
+) -> None:
+    async def main() -> None:
+        async with open_host(root, environ) as host:
+            provider.plan(Act(text="Nice."))
+            first = await host.submit("advisor", "Look", session_id="ses_1", files=[("p.png", PNG)])
+            assert await host.drive(first.run_id) == "succeeded"
+            [blob] = [path for path in (root / ".atlas" / "blobs").rglob("*") if path.name.endswith(PNG_DIGEST[-20:])]
+            blob.unlink()
+            provider.plan(recall(handle="t1.0.1"), Act(text="Lost."))
+            second = await host.submit("advisor", "What was it?", session_id="ses_1")
+            assert await host.drive(second.run_id) == "succeeded", (await host.report(second.run_id)).error
+            assert provider.bodies()[-1]["messages"][-1]["role"] == "tool"
 
     asyncio.run(main())
 

@@ -43,7 +43,7 @@ _LOOK_BACK: Final = 100
 class Entry(msgspec.Struct, frozen=True):
     """One thing that was recorded; `label` names who said it, `calls` what the model asked for in this step.
 
-    `blob` holds the text of a file that was given.
+    `blob` holds the text of a file that was given; `picture` is one that has no text.
     """
 
     handle: Handle
@@ -52,6 +52,7 @@ class Entry(msgspec.Struct, frozen=True):
     text: str = ""
     payload: Payload = NULL
     blob: str = ""
+    picture: Given | None = None
     calls: tuple[ToolCall, ...] = ()
     seq: int = 0
     at: int = 0
@@ -95,6 +96,10 @@ class Account:
         """The entry's text as search knows it: without what the model asked recall, which would find itself."""
         calls = [f"{call.name}({call.args})" for call in entry.calls if call.name != RECALL_TOOL]
         return "\n".join((await self.whole(entry), *calls)).strip()
+
+    def picture(self, handle: Handle) -> Given | None:
+        """What was given under the handle, if it is to be looked at rather than read."""
+        return next((entry.picture for entry in self.entries if entry.handle == handle), None)
 
     def provenance(self, handle: Handle) -> str:
         """Who is behind what the handle shows."""
@@ -319,13 +324,12 @@ def _named(files: Sequence[InputFile], turn: int) -> Iterable[Given]:
 
 
 def _given_entries(files: Sequence[InputFile], turn: int, event: Event) -> Iterable[Entry]:
-    """The files as entries: a text can be recalled and searched, of anything else there is only what it is."""
+    """The files as entries: a text can be recalled and searched, anything else is found by its name and shown again."""
     for number, one in enumerate(_named(files, turn), start=1):
         handle, file = Handle(turn, 0, number), one.file
         is_text = file.media_type == TEXT
-        text = "" if is_text else f"{one.line}, {file.blob}: it was shown in its own turn and has no text to recall."
-        blob = file.blob if is_text else ""
-        yield Entry(handle, "observed", f"file {file.name}", text, blob=blob, seq=event.seq, at=event.position)
+        text, blob, picture = ("", file.blob, None) if is_text else (f"{one.line}, {file.blob}", "", one)
+        yield Entry(handle, "observed", f"file {file.name}", text, NULL, blob, picture, (), event.seq, event.position)
 
 
 def result_text(raw: msgspec.Raw) -> str:

@@ -118,7 +118,7 @@ class Desk:
         definition, toolbox = checked.definition, self._toolbox
         name = definition.name
         if name == "recall":
-            outcome = ToolOutcome(await self._bring_back(checked.value, rate))
+            outcome = await self._bring_back(checked.value, rate)
         elif folder := self._offers[name].folder:
             secrets = await self._secrets(definition) if definition.secrets else {}
             outcome = await toolbox.host.call(folder, name, checked.args, effect_key, secrets)
@@ -140,15 +140,15 @@ class Desk:
             return {}
         return await self._toolbox.grant(self.contract.name, self.contract.secrets, definition.secrets)
 
-    async def _bring_back(self, wanted: Mapping[str, Any], rate: float) -> str:
+    async def _bring_back(self, wanted: Mapping[str, Any], rate: float) -> ToolOutcome:
         run_id, handle, words = self._job.run_id, wanted.get("handle"), wanted.get("find")
         limit = limits_of(self.contract.context).recall
         if handle:
             start = int(wanted.get("start") or 0)
             return await self._recall.by_handle(run_id, str(handle), start, limit, rate)
         if words:
-            return await self._recall.by_words(run_id, str(words), limit, rate)
-        return "Give a handle or words to find."
+            return ToolOutcome(await self._recall.by_words(run_id, str(words), limit, rate))
+        return ToolOutcome("Give a handle or words to find.")
 
 
 class Desks:

@@ -36,9 +36,10 @@ from atlas.kernel.errors import AtlasError, Cancelled, Fault, RunFailed
 from atlas.kernel.event import EffectClass, EffectIntended, Process
 from atlas.kernel.hold import Hold
 from atlas.kernel.hook import HookFailure, Hooks, TurnView
+from atlas.kernel.media import Given
 from atlas.kernel.model import Asked, OnDelta, Request, Tab, ToolCall, ToolResult
 from atlas.kernel.port import Clock, Ledger
-from atlas.kernel.token import DEFAULT_RATE, HIGHEST_RATE, Heard, Limits, limits_of, lowered
+from atlas.kernel.token import DEFAULT_RATE, HIGHEST_RATE, Heard, Limits, limits_of, lowered, size_of
 from atlas.kernel.tool import ToolFinding, ToolOutcome
 from atlas.kernel.turn import (
     Ask,
@@ -52,6 +53,7 @@ from atlas.kernel.turn import (
     noted,
     plan,
     received,
+    shown_again,
     windowed,
 )
 
@@ -416,10 +418,23 @@ class PromptCode:
                 outcome = ToolOutcome(problem, is_error=True)
             elif note is not None:
                 turn = noted(turn, note)
+            elif outcome.picture is not None:
+                turn, outcome = self._look_again(turn, outcome, outcome.picture)
             results.append(ToolResult(call.id, outcome.text, outcome.is_error))
             reports.append(guard.Report(seen[number], outcome.text, outcome.is_error, verdicts[number], handle))
         turn = received(turn, tuple(results), self._limits.at(self._rate))
         return self._guarded(turn, reports)
+
+    def _look_again(self, turn: Turn, outcome: ToolOutcome, picture: Given) -> tuple[Turn, ToolOutcome]:
+        """Puts a picture that was recalled before the model, beside the user's words, for the rest of the turn."""
+        standing = size_of((self._system, [tool.spec for tool in self._desk.tools.values()]))
+        # Half of what persona and tools leave, so that the user's words and the last steps always have room beside it.
+        limit = max(0, self._limits.total - int(standing / self._rate)) // 2
+        shown = shown_again(turn, picture, limit)
+        if shown is None:
+            text = f"{outcome.text}\nIt weighs {picture.file.tokens} tokens, more than there is room for ({limit})."
+            return turn, replace(outcome, text=text, is_error=True)
+        return shown, replace(outcome, text=f"{outcome.text}\nIt stands before the user's words from now on.")
 
     def _guarded(self, turn: Turn, reports: list[guard.Report]) -> Turn:
         """Ends a turn that goes round in circles, with a word of warning on the way there."""

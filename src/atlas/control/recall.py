@@ -13,10 +13,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+import msgspec
+
 from atlas.control.account import RECALL_TOOL, Account, Entry, events_of, read, session_left
 from atlas.kernel.context import NOTES, TURNS
 from atlas.kernel.digest import carried
 from atlas.kernel.excerpt import page
+from atlas.kernel.media import Given
 from atlas.kernel.port import Ledger
 from atlas.kernel.recall import (
     NEAR_SIZE,
@@ -32,6 +35,7 @@ from atlas.kernel.recall import (
 )
 from atlas.kernel.run import TERMINAL, RunQuery, RunRow
 from atlas.kernel.token import text_size
+from atlas.kernel.tool import ToolOutcome
 
 HITS: Final = 8
 CANDIDATES: Final = 24
@@ -47,14 +51,14 @@ class Recall:
         self._index = index
         self._catching_up = asyncio.Lock()
 
-    async def by_handle(self, run_id: str, handle: str, start: int, limit: int, rate: float) -> str:
+    async def by_handle(self, run_id: str, handle: str, start: int, limit: int, rate: float) -> ToolOutcome:
         """What was recorded under the handle from byte `start` on, in an answer of at most `limit` tokens."""
         row = await self._ledger.run(run_id)
         shown = await self._shown(row, handle.strip())
         if shown is None:
-            return _UNKNOWN.format(handle[:40])
-        label, text = shown
-        return _page(label, handle.strip(), text.encode(), start, int(limit * rate))
+            return ToolOutcome(_UNKNOWN.format(handle[:40]))
+        text = _page(shown.label, handle.strip(), shown.text.encode(), start, int(limit * rate))
+        return ToolOutcome(text, picture=shown.picture)
 
     async def by_words(self, run_id: str, words: str, limit: int, rate: float) -> str:
         """The passages that share most with the words, best first, each with the handle that shows it whole."""
@@ -80,20 +84,25 @@ class Recall:
                 if known is None or not known.is_over:
                     await self._add(scope, one, known.seq if known else 0)
 
-    async def _shown(self, row: RunRow, handle: str) -> tuple[str, str] | None:
+    async def _shown(self, row: RunRow, handle: str) -> _Shown | None:
         if handle == TURNS:
             await self.catch_up(row)
             titles = await asyncio.to_thread(self._index.titles, _scope(row))
-            return "newest first", "\n".join(titles)
+            return _Shown("newest first", "\n".join(titles))
         if handle == NOTES:
-            return "open", await self._notes(row)
+            return _Shown("open", await self._notes(row))
         parsed = parse_handle(handle)
         run_id = await self._run_of(row, parsed.turn) if parsed else None
         if parsed is None or run_id is None:
             return None
         account = await read(self._ledger, parsed.turn, await events_of(self._ledger, run_id))
         text = await account.text(parsed)
-        return None if text is None else (account.provenance(parsed), text)
+        if text is None:
+            return None
+        picture = account.picture(parsed)
+        if picture is not None:
+            await self._ledger.get_blob(picture.file.blob)  # one that is gone or damaged is told here, not by the model
+        return _Shown(account.provenance(parsed), text, picture)
 
     async def _run_of(self, row: RunRow, turn: int) -> str | None:
         """The run of a turn; looked up, not searched for, however many turns there are."""
@@ -158,6 +167,14 @@ class Recall:
             whole = Passage(str(entry.handle), 0, title, text, entry.at, near, account.is_retelling)
             found += passages(whole) if text else ()
         return found
+
+
+class _Shown(msgspec.Struct, frozen=True):
+    """What a handle brings back; `label` says who is behind it."""
+
+    label: str
+    text: str
+    picture: Given | None = None
 
 
 def _is_findable(entry: Entry) -> bool:

@@ -122,7 +122,8 @@ class Steering:
         fact = await self._decision("transform_tool_result", view.step, is_past, ask, number)
         if fact is None:
             return outcome
-        return msgspec.json.decode(await self._course.detail(fact), type=ToolOutcome)
+        changed = msgspec.json.decode(await self._course.detail(fact), type=ToolOutcome)
+        return replace(changed, picture=outcome.picture)
 
     async def accept(self, turn: Turn, answer: str) -> Turn:
         """The same turn when its answer is accepted; else one that goes on, or ends without it."""

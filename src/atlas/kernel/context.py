@@ -142,10 +142,11 @@ class Builder:
     def _framed(self, turn: Turn, live: Live) -> _Frame:
         """The frame of the last request when it serves this one too: the number of the step may not be longer."""
         frame, step = self._frame, turn.step + 1
-        is_same = frame is not None and (frame.live, frame.files, frame.digits) == (live, turn.files, len(str(step)))
+        files = (*turn.files, *turn.recalled)
+        is_same = frame is not None and (frame.live, frame.files, frame.digits) == (live, files, len(str(step)))
         # Schemas that are equal may be written differently; a turn has one and the same.
         if frame is None or not is_same or frame.live.output_schema is not live.output_schema:
-            frame = self._frame = _frame_of(turn.files, step, live, self._limits)
+            frame = self._frame = _frame_of(files, step, live, self._limits)
         return frame
 
     def _headed(self, turn: Turn, frame: _Frame) -> _Head:
@@ -343,7 +344,7 @@ def _given_block(given: Given, limit: int) -> Block:
 
 
 def _pictures(files: tuple[Given, ...]) -> tuple[Part, ...]:
-    """What was given and is no text, each with a line that names it; never left out, so that too many are refused."""
+    """What was given or recalled and is no text, each with a line that names it; never left out: too many are refused."""
     parts: list[Part] = []
     for given in files:
         file = given.file

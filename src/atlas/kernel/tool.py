@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from atlas.kernel.event import EffectClass
+from atlas.kernel.media import Given
 from atlas.kernel.model import ToolSpec
 
 TOOL_ATTRIBUTE: Final = "__atlas_tool__"
@@ -55,12 +56,16 @@ class ToolDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a call came to. `in_doubt`: it began, must not be repeated unasked, and nobody knows how far it got."""
+    """What a call came to. `in_doubt`: it began, must not be repeated unasked, and nobody knows how far it got.
+
+    `picture` is what a recall brings back that is no text.
+    """
 
     text: str
     is_error: bool = False
     duration_us: int = 0
     in_doubt: bool = False
+    picture: Given | None = None
 
 
 class ToolFinding(msgspec.Struct, frozen=True, omit_defaults=True):

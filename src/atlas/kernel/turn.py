@@ -84,11 +84,15 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """The state of a turn. `number` is 0 for a child run, which is no turn of its session."""
+    """The state of a turn. `number` is 0 for a child run, which is no turn of its session.
+
+    `files` came with the user's words; `recalled` are pictures of earlier turns that it brought back, newest last.
+    """
 
     number: int
     user: str
     files: tuple[Given, ...] = ()
+    recalled: tuple[Given, ...] = ()
     step: int = 0
     window: tuple[Exchange, ...] = ()
     window_size: int = 0
@@ -176,6 +180,23 @@ def advised(turn: Turn, text: str) -> Turn:
     words = _words(turn.spoken) or (Text(turn.finish.text or "(nothing)"),)
     exchange = _exchange(turn, words, text, "answer", turn.finish.text)
     return _kept(turn, exchange, finish=None, partial="", continuations=0, spoken=())
+
+
+def shown_again(turn: Turn, picture: Given, limit: int) -> Turn | None:
+    """The turn with a picture before the model again; None when there is no room for it in `limit` tokens.
+
+    Pictures that were brought back before give way, the oldest first; what was given with this turn stays.
+    """
+    if picture in (*turn.files, *turn.recalled):
+        return turn
+    room = limit - sum(one.file.tokens for one in turn.files)
+    kept: list[Given] = []
+    for one in (picture, *reversed(turn.recalled)):
+        room -= one.file.tokens
+        if room < 0:
+            break
+        kept.append(one)
+    return replace(turn, recalled=tuple(reversed(kept))) if kept else None
 
 
 def windowed(turn: Turn, limit: int) -> Turn:

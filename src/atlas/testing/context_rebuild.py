@@ -124,7 +124,7 @@ async def unresolved(recall: Recall, run_id: str, handles: set[str]) -> list[str
     """The handles that bring nothing back."""
     missing = []
     for handle in sorted(handles):
-        if (await recall.by_handle(run_id, handle, 0, 1_000, 3.0)).startswith(_NOT_RESOLVED):
+        if (await recall.by_handle(run_id, handle, 0, 1_000, 3.0)).text.startswith(_NOT_RESOLVED):
             missing.append(handle)
     return missing
 

@@ -37,7 +37,7 @@ def recall(
     find: Annotated[str | None, "Words to search for in everything this session recorded."] = None,
     start: Annotated[int, Meta(ge=0), "Where to go on in something long."] = 0,
 ) -> str:
-    """Brings back exactly what was recorded earlier. Give a handle, or words to find."""
+    """Brings back exactly what was recorded earlier, pictures and PDFs too. Give a handle, or words to find."""
     raise _applied("recall")
 
 

@@ -111,7 +111,7 @@ class Recorder:
         await self.ledger.append(Append(self.lease, tuple(map(self._draft, bodies)), state=state))
 
     async def show(self, handle: str, start: int = 0, limit: int = LIMIT) -> str:
-        page = await self.recall.by_handle(self.runs[-1], handle, start, limit, RATE)
+        page = (await self.recall.by_handle(self.runs[-1], handle, start, limit, RATE)).text
         assert text_size(page) <= limit * RATE
         return page
 
@@ -218,7 +218,7 @@ def test_nothing_of_a_later_turn_is_shown() -> None:
         early = it.runs[-1]
         await it.turn("second", "two")
         assert "t2.0" in await it.find("second")
-        assert (await it.recall.by_handle(early, "t2.0", 0, LIMIT, RATE)).startswith("There is no ")
+        assert (await it.recall.by_handle(early, "t2.0", 0, LIMIT, RATE)).text.startswith("There is no ")
 
     recorded(work)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from atlas.kernel.context import Live, build
+from atlas.kernel.context import Builder, Live, build
 from atlas.kernel.errors import Invalid, LimitRefused
 from atlas.kernel.event import InputFile
 from atlas.kernel.media import MAX_BYTES, MAX_IMAGE_BYTES, PDF, TEXT, Given, examine, media_type_of
 from atlas.kernel.model import IMAGE_TOKENS, Image, Reply, Text, ToolCall, ToolResult, Usage
 from atlas.kernel.token import HIGHEST_RATE, Limits, Sample
-from atlas.kernel.turn import Turn, answered, received
+from atlas.kernel.turn import Turn, answered, received, shown_again
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(60)
 LIMITS = Limits()
@@ -105,6 +105,23 @@ def test_pictures_and_a_full_window_share_one_bound() -> None:
         turn = received(answered(turn, said), (ToolResult(f"c{step}", "result " * 100),), sizes)
         assert build(turn, LIVE, LIMITS).tokens <= LIMITS.total
     assert "recall(handle='t1')" in build(turn, LIVE, LIMITS).raw.decode()
+
+
+def test_a_recalled_picture_stands_beside_those_of_the_turn_and_the_oldest_gives_way() -> None:
+    turn = Turn(2, "And that one?", (picture(1),))
+    room = 3 * IMAGE_TOKENS
+    builder = Builder(LIMITS)
+    builder.build(turn, LIVE)
+    for number, left in ((2, [2]), (3, [2, 3]), (3, [2, 3]), (4, [3, 4]), (1, [3, 4]), (2, [4, 2])):
+        again = shown_again(turn, picture(number), room)
+        assert again is not None
+        turn = again
+        assert [one.handle for one in turn.recalled] == [f"t1.0.{one}" for one in left]
+        built = builder.build(turn, LIVE)
+        assert built.raw == build(turn, LIVE, LIMITS).raw
+        shown = [part.name for part in built.request.messages[0].parts if isinstance(part, Image)]
+        assert shown == ["p1.png", *(f"p{one}.png" for one in left)]
+    assert shown_again(turn, picture(5), 2 * IMAGE_TOKENS - 1) is None
 
 
 def test_a_request_with_pictures_teaches_nothing_about_tokens() -> None:
