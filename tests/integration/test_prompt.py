@@ -360,3 +360,42 @@ def test_code_fans_out_over_models_and_prompts(vault_dir: Path) -> None:
             ]
 
     asyncio.run(main())
+
+
+LIVE_FILES = "  context: {files: [wiki/plan.md]}\n  tools: {allow: []}\n"
+
+
+def test_files_of_the_contract_are_shown_as_they_are_at_each_step(vault_dir: Path) -> None:
+    """Also what a person writes in the middle of a turn; the request of an earlier step stays what it was."""
+    plan = vault_dir / "agents" / "advisor" / "wiki" / "plan.md"
+    plan.parent.mkdir(parents=True)
+    plan.write_text("Buy a kettle.\n")
+
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        if len(request.messages) == 1:
+            plan.write_text("Buy a teapot.\n")
+            return call(("recall", {"find": "kettle"}))
+        return say("done")
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        run_id, _ = await ask(host, "go")
+        first, second = asker.requests
+        assert "wiki/plan.md as it is now:" in last_text(first)
+        assert "Buy a kettle." in last_text(first)
+        assert "Buy a teapot." in last_text(second)
+        assert "kettle" not in last_text(second).partition("as it is now")[2]
+        # The rest of a long one is read with it, whatever else the agent may use.
+        assert {tool.name for tool in first.tools} == {"note", "recall", "read_file"}
+        built = await host.request(run_id, 1)
+        assert built.request.messages == first.messages
+        assert [choice.block for choice in built.choices if choice.block.startswith("file ")] == ["file wiki/plan.md"]
+
+    with_host(vault_dir, behaviour, work, LIVE_FILES)
+
+
+def test_a_file_that_is_gone_is_said_to_be_gone_and_the_turn_goes_on(vault_dir: Path) -> None:
+    async def work(host: Host, asker: FakeAsker) -> None:
+        await ask(host, "go")
+        assert "wiki/plan.md as it is now: there is no wiki/plan.md" in last_text(asker.requests[0])
+
+    with_host(vault_dir, lambda request: say("fine"), work, LIVE_FILES)

@@ -89,6 +89,7 @@ def build_prompts(
     from atlas.tools.arguments import ArgumentCheck
     from atlas.tools.builtin import BuiltIns
     from atlas.tools.discover import Discovery
+    from atlas.tools.files import read_live
     from atlas.vault.validate import compile_schema
 
     def complain(schema: dict[str, Any], value: Any) -> str | None:
@@ -104,6 +105,7 @@ def build_prompts(
         agent_folder,
         redaction.text,
         redaction.grant,
+        read_live,
     )
     desks = Desks(vault, agents, Recall(ledger, SqliteIndex(index)), toolbox)
     return Prompts(ledger, clock, asker, desks.lay, complain, deltas.of, hooks)

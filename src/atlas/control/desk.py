@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
 from importlib import resources
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from atlas.control.agents import Agents
 from atlas.control.recall import Recall
 from atlas.kernel.code import Job
-from atlas.kernel.contract import Contract
+from atlas.kernel.context import LiveFile
+from atlas.kernel.contract import READ_FILE, Contract
 from atlas.kernel.errors import NotFound
 from atlas.kernel.model import ToolCall, ToolResult
 from atlas.kernel.port import SHARED, ToolHost, Vault
@@ -70,6 +74,7 @@ class Toolbox(msgspec.Struct, frozen=True):
     agent_folder: Callable[[str], str]
     redact: Callable[[str], str] = str
     grant: Callable[[str, Sequence[str], Sequence[str]], Awaitable[dict[str, str]]] | None = None
+    read_live: Callable[[str, Sequence[str]], tuple[LiveFile, ...]] = lambda folder, paths: ()
 
 
 class Desk:
@@ -90,14 +95,13 @@ class Desk:
         self._job = job
         self._offers = offers
         self._fingerprints: dict[str, str] = {}
-        self._folder = ""
         self._toolbox = toolbox
         self._recall = recall
 
     def fingerprint(self, name: str) -> str:
         """The hash of a tool's definition; an approval of a call holds for the tool as it was then."""
         if name not in self._fingerprints:
-            definition = msgspec.structs.replace(self.tools[name], where="")
+            definition = replace(self.tools[name], where="")
             self._fingerprints[name] = hashlib.sha256(msgspec.json.encode(definition)).hexdigest()[:16]
         return self._fingerprints[name]
 
@@ -123,10 +127,24 @@ class Desk:
             secrets = await self._secrets(definition) if definition.secrets else {}
             outcome = await toolbox.host.call(folder, name, checked.args, effect_key, secrets)
         else:
-            self._folder = self._folder or toolbox.agent_folder(self._job.agent)
             outcome = await toolbox.call_builtin(self._folder, name, checked.args)
         text = toolbox.redact(outcome.text)
-        return outcome if text == outcome.text else msgspec.structs.replace(outcome, text=text)
+        return outcome if text == outcome.text else replace(outcome, text=text)
+
+    async def files(self) -> tuple[LiveFile, ...]:
+        """The contract's files as they are now, redacted."""
+        paths, redact = self.contract.context.files, self._toolbox.redact
+        if not paths:
+            return ()
+        found = await asyncio.to_thread(self._toolbox.read_live, self._folder, paths)
+        return tuple(
+            replace(one, lines=tuple(redact("\n".join(one.lines)).split("\n"))) if one.lines else one for one in found
+        )
+
+    @cached_property
+    def _folder(self) -> str:
+        """The agent's folder as it is now, which its persona, its wiki and its notes are read from."""
+        return self._toolbox.agent_folder(self._job.agent)
 
     async def probe(self, checked: Checked, effect_key: str) -> ToolFinding:
         """Whether a call that may have happened did."""
@@ -174,7 +192,8 @@ class Desks:
             folders = {job.folder: None, f"{job.folder}/{SHARED}": None}
             allow = contract.tools.allow
             persona = self._persona(contract)
-        allowed = None if allow is None else (*allow, *ALWAYS)
+        always = (*ALWAYS, READ_FILE) if contract.context.files else ALWAYS
+        allowed = None if allow is None else (*allow, *always)
         offers = await self._toolbox.catalogue(folders, allowed, contract.tools.deny)
         system = tuple(map(self._toolbox.redact, (*persona, self._guide)))
         return Desk(job, contract, system, offers, self._toolbox, self._recall)

@@ -319,6 +319,7 @@ class PromptCode:
             model=desk.contract.model.preference,
             system=self._system,
             tools=tuple(tool.spec for tool in desk.tools.values()),
+            files=await desk.files(),
             added=() if self._steering is None else self._steering.added,
             session=self._session,
             bytes_per_token=self._rate,

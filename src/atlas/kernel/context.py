@@ -60,16 +60,25 @@ class Session(msgspec.Struct, frozen=True, omit_defaults=True):
     calibration: Calibration = Calibration()
 
 
+class LiveFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file of the working set as it is now: its first lines as `read_file` counts them, or why there are none."""
+
+    path: str
+    lines: tuple[str, ...] = ()
+    is_whole: bool = True
+    problem: str = ""
+
+
 class Live(msgspec.Struct, frozen=True, omit_defaults=True):
     """Every input of a request that is not in the run's events; recorded beside the intent that used it.
 
-    `files` are paths with their text as it is now, `added` titles and texts that hooks put into this request.
+    `files` are the working set, `added` titles and texts that hooks put into this request.
     """
 
     model: str
     system: tuple[str, ...]
     tools: tuple[ToolSpec, ...] = ()
-    files: tuple[tuple[str, str], ...] = ()
+    files: tuple[LiveFile, ...] = ()
     added: tuple[tuple[str, str], ...] = ()
     session: Session = Session()
     bytes_per_token: float = DEFAULT_RATE
@@ -305,8 +314,8 @@ def _stable_blocks(turn: Turn, session: Session, sizes: Limits) -> Iterator[Bloc
 
 def _volatile_blocks(turn: Turn, live: Live, sizes: Limits) -> Iterator[Block]:
     """What may change with each request: live files, notes of this turn, what hooks add, the host's advice."""
-    for path, text in live.files:
-        yield _file_block(path, text, sizes.tail // 2)
+    for file in live.files:
+        yield _file_block(file, sizes.tail // 2)
     if turn.notes:
         title = f"Notes of this turn (recall(handle='{NOTES}') shows all):"
         yield _lines("turn notes", title, tuple(one.line for one in turn.notes.values()), 80, NOTES, sizes.tail // 2)
@@ -376,16 +385,30 @@ def _newest(lines: tuple[str, ...], limit: int) -> tuple[str, ...]:
     return lines[first:]
 
 
-def _file_block(path: str, text: str, limit: int) -> Block:
-    """A file as it is now; what is shortened is read again by its path."""
-    title = f"{path} as it is now:\n"
-    views = [view("full", title + fence(text, path))]
-    for grade, most in _GRADES:
-        short = shorten(text, path, limit // most, is_part=True)
-        if short is not text:
-            views.append(view(grade, title + fence(short, path)))
-    views.append(view("handle", f"{path} is open; read it for its content."))
+def _file_block(file: LiveFile, limit: int) -> Block:
+    """A file as it is now: the whole of it, or its first lines and where `read_file` goes on."""
+    path, title, lines = file.path, f"{file.path} as it is now", file.lines
+    if file.problem:
+        return Block(f"file {path}", (view("full", f"{title}: {file.problem}"),), 70, path)
+    views = []
+    for grade, part in (("excerpt", 1), *_GRADES):
+        first = _first(lines, limit // part - text_size(title) - FENCE_SIZE - len(path))
+        body = "\n".join(first)
+        text = f"{title}:\n{fence(body, path)}"
+        if file.is_whole and len(first) == len(lines):
+            views = [view("full", text)]
+        elif first:
+            views.append(view(grade, f"{text}\n[read_file(path='{path}', start={len(first) + 1}) goes on]"))
+    views.append(view("handle", f"{path} is open; read_file(path='{path}') shows it."))
     return Block(f"file {path}", _falling(views), 70, path)
+
+
+def _first(lines: tuple[str, ...], limit: int) -> tuple[str, ...]:
+    """The first lines that fit into `limit` bytes together."""
+    last = 0
+    while last < len(lines) and (limit := limit - text_size(lines[last]) - 2) >= 0:
+        last += 1
+    return lines[:last]
 
 
 def _falling(views: Sequence[View]) -> tuple[View, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -367,6 +368,19 @@ class Critic(Part, frozen=True):
     ] = None
 
 
+FilePath = Annotated[
+    str,
+    Meta(
+        # No part begins with a dot: nothing hidden, and no way up.
+        pattern=r"^[^./\\][^/\\]*(/[^./\\][^/\\]*)*$",
+        max_length=512,
+        extra={"expected": "a path inside the agent's folder, like wiki/index.md"},
+    ),
+]
+READ_FILE: Final = "read_file"
+"""The tool that goes on where a request shows only the beginning of a file."""
+
+
 class Context(Part, frozen=True):
     """How large the agent's requests may grow, and which files are always in them."""
 
@@ -379,7 +393,10 @@ class Context(Part, frozen=True):
     verbatim_exchanges: Annotated[
         Annotated[int, Meta(ge=0, le=1000)] | None, Meta(description="Last exchanges kept word for word.")
     ] = None
-    files: Annotated[tuple[str, ...], Meta(description="Files of the agent that are read again each turn.")] = ()
+    files: Annotated[
+        tuple[FilePath, ...],
+        Meta(description="Files in the agent's folder that every request shows as they are then.", max_length=32),
+    ] = ()
 
 
 class Persona(Part, frozen=True):
@@ -485,6 +502,11 @@ class Contract(Part, frozen=True):
                 )
 
     def _turn_findings(self) -> Iterator[Finding]:
+        if self.context.files and any(fnmatchcase(READ_FILE, pattern) for pattern in self.tools.deny):
+            message = (
+                f"context.files needs {READ_FILE}, which shows the rest of a long file, and tools.deny takes it away"
+            )
+            yield Finding(("context", "files"), "files_unreadable", message, also=(("tools", "deny"),))
         for index, hook in enumerate(self.hooks):
             for found in hook.findings():
                 yield msgspec.structs.replace(found, path=("hooks", index, *found.path))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, BinaryIO, Final
 
+from atlas.kernel.context import LiveFile
 from atlas.kernel.errors import AtlasError, Invalid, NotFound
 
 MAX_CHARACTERS: Final = 32_000
@@ -37,6 +38,11 @@ def read_short_text(folder: str, path: str, start: int, lines: int) -> str | Non
     finally:
         os.close(handle)
     return None if len(data) > SHORT else _text(path, io.BytesIO(data), start, lines)
+
+
+def read_live(folder: str, paths: Sequence[str]) -> tuple[LiveFile, ...]:
+    """The files as they are now; one that cannot be read says why."""
+    return tuple(_live(folder, path) for path in paths)
 
 
 def list_folder(folder: str, path: str, start: int) -> str:
@@ -94,6 +100,23 @@ def _unreadable(path: str, error: OSError) -> AtlasError:
             return Invalid(f"{path} may not be read", code="not_readable")
     # ELOOP among others: the last part of what was opened is a link.
     return Invalid(f"{path} cannot be read: {error.strerror}. Links are not followed.", code="not_readable")
+
+
+def _live(folder: str, path: str) -> LiveFile:
+    shown: list[str] = []
+    size = 0
+    try:
+        with os.fdopen(_open_file(folder, path), encoding="utf-8") as stream:
+            for line in _lines(stream):
+                size += len(line) + 1
+                if size > MAX_CHARACTERS:
+                    return LiveFile(path, tuple(shown), is_whole=False)
+                shown.append(line)
+    except UnicodeDecodeError:
+        return LiveFile(path, problem=f"{path} is not a text file")
+    except AtlasError as error:
+        return LiveFile(path, problem=error.message)
+    return LiveFile(path, tuple(shown))
 
 
 def _text(path: str, data: BinaryIO, start: int, lines: int) -> str:

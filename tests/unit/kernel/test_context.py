@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atlas.kernel.block import Block, View, fit, view
-from atlas.kernel.context import Builder, Live, Session, build, neutral
+from atlas.kernel.context import Builder, Live, LiveFile, Session, build, neutral
 from atlas.kernel.contract import Context
 from atlas.kernel.digest import Done, close
 from atlas.kernel.errors import Fault, LimitRefused
@@ -255,7 +255,7 @@ def test_a_large_persona_narrows_the_window_which_still_only_grows_at_its_end() 
 
 def test_what_changes_every_time_stands_last_and_is_not_marked_for_the_cache() -> None:
     turn = advised(noted(turn_of(3, 2), Note("plan", "a", "first")), "Mind the gap.")
-    live = live_of(session_of(2), files=(("notes.md", "as it is"),), added=(("House rules", "be kind"),))
+    live = live_of(session_of(2), files=(LiveFile("notes.md", ("as it is",)),), added=(("House rules", "be kind"),))
     request = build(turn, live, LIMITS).request
     tail = request.messages[-1].parts[-1]
     assert isinstance(tail, Text)
@@ -314,13 +314,28 @@ def test_a_persona_that_leaves_no_room_is_a_visible_refusal() -> None:
     assert refused.value.reason == "context_too_small"
 
 
-def test_a_file_is_shown_as_it_is_now_and_shortened_by_its_path() -> None:
-    small = build(Turn(1, "go"), live_of(files=(("a.md", "little"),)), LIMITS)
-    assert "a.md as it is now:" in texts(small.request)
-    many = tuple((f"f{number}.md", "large " * 5_000) for number in range(40))
+def test_a_file_is_shown_as_it_is_now_and_fenced() -> None:
+    shown = texts(build(Turn(1, "go"), live_of(files=(LiveFile("a.md", ("little", "[end 00]")),)), LIMITS).request)
+    assert re.search(r"a\.md as it is now:\n\[data (\w+) from a\.md: .*\]\nlittle\n\[end 00\]\n\[end \1\]", shown)
+
+
+def test_of_a_long_file_the_first_lines_are_shown_and_the_line_at_which_reading_goes_on() -> None:
+    lines = tuple(f"line {number} of many" for number in range(1, 401))
+    shown = texts(build(Turn(1, "go"), live_of(files=(LiveFile("a.md", lines),)), LIMITS).request)
+    [onward] = re.findall(r"\[read_file\(path='a\.md', start=(\d+)\) goes on\]", shown)
+    assert f"\nline {int(onward) - 1} of many\n[end" in shown
+    assert f"line {onward} of many" not in shown
+    part = texts(build(Turn(1, "go"), live_of(files=(LiveFile("a.md", lines[:3], is_whole=False),)), LIMITS).request)
+    assert "[read_file(path='a.md', start=4) goes on]" in part
+
+
+def test_files_that_leave_no_room_are_named_and_one_that_cannot_be_read_says_so() -> None:
+    many = tuple(LiveFile(f"f{number}.md", ("large " * 5_000,)) for number in range(40))
     crowded = build(Turn(1, "go"), live_of(files=many), LIMITS)
     assert crowded.tokens <= LIMITS.total
-    assert all(path in texts(crowded.request) for path, _ in many)
+    assert all(f"read_file(path='{one.path}')" in texts(crowded.request) for one in many)
+    gone = build(Turn(1, "go"), live_of(files=(LiveFile("a.md", problem="there is no a.md"),)), LIMITS)
+    assert "a.md as it is now: there is no a.md" in texts(gone.request)
 
 
 def test_the_choices_say_why_each_part_is_there() -> None:

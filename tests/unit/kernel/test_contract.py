@@ -90,6 +90,15 @@ def test_keys_that_contradict_each_other_are_found() -> None:
     assert codes(mcp={"servers": {"s": {}}}) == ["mcp_server_address"]
     assert codes(mcp={"servers": {"s": {"command": "x", "url": "http://h"}}}) == ["mcp_server_address"]
     assert codes(mcp={"servers": {"s": {"command": "x"}, "t": {"url": "http://h"}}}) == []
+    assert codes(context={"files": ["a.md"]}, tools={"deny": ["read_*"]}) == ["files_unreadable"]
+    assert codes(context={"files": ["a.md"]}, tools={"deny": ["wait"]}) == []
+
+
+def test_files_of_the_context_lie_in_the_agents_folder() -> None:
+    assert contract(context={"files": ["wiki/a b.md"]}).context.files == ("wiki/a b.md",)
+    for path in ("", "/etc/passwd", "../x", "wiki/../../x", ".env", "wiki/.x", "a\\b", "wiki/"):
+        with pytest.raises(msgspec.ValidationError):
+            contract(context={"files": [path]})
 
 
 def test_findings_of_the_file_start_at_agent() -> None:

@@ -18,7 +18,7 @@ from atlas.kernel.batch import claim, conflicts
 from atlas.kernel.errors import Invalid
 from atlas.kernel.tool import ToolOutcome
 from atlas.tools.builtin import NAMES, BuiltIns
-from atlas.tools.files import MAX_CHARACTERS, MAX_ENTRIES, SHORT, read_short_text, read_text
+from atlas.tools.files import MAX_CHARACTERS, MAX_ENTRIES, SHORT, read_live, read_short_text, read_text
 from atlas.vault.validate import compile_schema
 
 
@@ -195,3 +195,19 @@ def test_no_path_raises_or_leads_out(agent: Path, path: str) -> None:
 
 def test_the_names_that_are_kept_are_those_of_the_built_in_tools() -> None:
     assert {one.name for one in BuiltIns().definitions} == NAMES
+
+
+def test_live_files_begin_as_read_file_shows_them_and_say_where_they_cannot_be_read(agent: Path) -> None:
+    (agent / "long.txt").write_text("".join(f"{n} {'x' * 2_500}\n" for n in range(100)))
+    page, long, empty = read_live(str(agent), ("wiki/page.md", "long.txt", "empty.txt"))
+    assert page.lines == tuple(f"line {n}" for n in range(1, 501))
+    assert (page.is_whole, long.is_whole, empty.is_whole, empty.lines) == (True, False, True, ())
+    assert sum(map(len, long.lines)) <= MAX_CHARACTERS
+    onward = call(agent, "read_file", path="long.txt", start=len(long.lines) + 1).text.split("\n", 1)[1]
+    read = call(agent, "read_file", path="long.txt").text.split("\n", 1)[1].split("\n")
+    assert long.lines == tuple(read)[: len(long.lines)]
+    assert onward.split("\n")[0] not in long.lines
+    problems = [one.problem for one in read_live(str(agent), ("gone.md", "picture.bin", "out.txt", "pipe", "wiki"))]
+    assert problems[:2] == ["there is no gone.md", "picture.bin is not a text file"]
+    assert all(problems)
+    assert not any("the secret" in str(one) for one in read_live(str(agent), ("out.txt", "up/secret.txt")))

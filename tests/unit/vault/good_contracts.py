@@ -117,7 +117,12 @@ def good_tree(rng: Random) -> Tree:
         "tools": lambda: {"allow": [Leaf("tool", "recall"), Leaf("tool", "'web_*'")], "deny": [Leaf("tool", "shell")]},
         "mcp": lambda: {"servers": {rng.choice(WORDS): {"url": Leaf("url", "http://127.0.0.1:1/x")}}},
         "context": lambda: some(
-            rng, {"max_tokens": lambda: Leaf("whole", "9000"), "verbatim_exchanges": lambda: Leaf("whole", "4")}
+            rng,
+            {
+                "max_tokens": lambda: Leaf("whole", "9000"),
+                "verbatim_exchanges": lambda: Leaf("whole", "4"),
+                "files": lambda: [Leaf("path", "wiki/index.md"), Leaf("path", "'a file'")],
+            },
         ),
         "persona": lambda: {"use": name(rng)},
         "governance": lambda: some(
