@@ -7,19 +7,17 @@ text, the process has exited. A run ends exactly once: by the worker's `Finished
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from atlas.engine import death, process
-from atlas.engine.capture import Capture, Stream
-from atlas.engine.launch import Launched, on_exit
+from atlas.engine import death
+from atlas.engine.capture import Stream
+from atlas.engine.launch import Launched
+from atlas.engine.link import Link
 from atlas.engine.wire import (
-    FRAME_LIMIT,
     FROM_WORKER,
-    Frames,
     FromWorker,
     Leaving,
     Ping,
@@ -33,7 +31,6 @@ from atlas.kernel.code import CallMade, Finished, FromCode, Job, Noted, Printed,
 from atlas.kernel.errors import ErrorRecord, Fault
 from atlas.kernel.event import Process
 
-_READ: Final = 64 * 1024
 _TAIL: Final = 2_000
 
 
@@ -74,32 +71,23 @@ class Child:
 
     def __init__(self, launched: Launched, grace_s: float, on_idle: Callable[[Child], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._popen, self._sock, self._life, stdout, stderr = launched
         self._grace_s = grace_s
         self._on_idle = on_idle
-        self._frames = Frames(FRAME_LIMIT)
-        self._unsent = b""
         self._is_ready = False
-        self._is_deaf = False
         self._verdict: ErrorRecord | None = None
         self._pong: asyncio.Future[bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._oom_kills = death.oom_kills()
         self.execution: Execution | None = None
         self.is_dismissed = False
-        self.dead: asyncio.Future[None] = self._loop.create_future()
-        # These two open files and may fail, so they come before anything listens.
-        self.process = process.process_of(self._popen.pid)
-        on_exit(self._popen, self._exited)
-        self._capture = Capture(stdout, stderr, self._printed)
-        self._loop.add_reader(self._sock, self._readable)
+        self._link = Link(launched, self._heard, self._printed, self._silent, self._exited)
+        self.process, self.dead = self._link.process, self._link.dead
 
     # What the pool and an execution ask of it
 
     def begin(self, job: Job, receive: Callable[[FromCode], None]) -> Execution:
         """Gives it the job. `receive` is not called before the caller next lets the loop turn."""
-        self._capture.collect()  # what was printed while nobody ran belongs to nobody
-        self._capture.reset()
+        self._link.start_anew()  # what was printed while nobody ran belongs to nobody
         self.execution = Execution(self, job, receive)
         self.post(job)
         if not self._is_ready:
@@ -109,23 +97,11 @@ class Child:
 
     def post(self, message: ToWorker) -> None:
         """Sends, now or as soon as the socket takes it."""
-        data = frame(message)
-        if not self._unsent:
-            try:
-                sent = self._sock.send(data)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                return  # it is dying; its exit is noticed on its own
-            if sent == len(data):
-                return
-            data = data[sent:]
-            self._loop.add_writer(self._sock, self._writable)
-        self._unsent += data
+        self._link.post(frame(message))
 
     async def is_well(self, patience_s: float) -> bool:
         """Whether its loop answers."""
-        if self._is_deaf or self.dead.done():
+        if self._link.is_silent:
             return False
         self._pong = self._loop.create_future()
         self.post(Ping())
@@ -141,46 +117,20 @@ class Child:
         """Asks it to call its shutdown hook and exit, and kills it when it has not after the grace period."""
         self.is_dismissed = True
         self.post(Shutdown())
-        self._after(self._grace_s, self._kill_group)
+        self._after(self._grace_s, self._link.kill)
 
     async def kill(self) -> None:
         """Ends it and all it started; returns when none of them runs."""
-        if not self.dead.done():
-            await process.kill(self.process)
-        await asyncio.shield(self.dead)
+        await self._link.killed()
 
     # What it says
 
-    def _readable(self) -> None:
-        # Text in the pipes is older than the message that woke us, so it goes first.
-        self._capture.collect()
+    def _heard(self, body: bytes) -> None:
         try:
-            data = self._sock.recv(_READ)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if data:
-            self._heard(data)
-        else:
-            self._go_deaf()
-            self._after(self._grace_s, lambda: self._condemn(death.CUT_OFF))  # unless it is on its way out
-
-    def _heard(self, data: bytes) -> None:
-        try:
-            bodies = self._frames.feed(data)
-        except Fault as error:
-            self._go_deaf()
-            self._condemn(death.bad_frame(error))
-            return
-        for body in bodies:
-            try:
-                message = FROM_WORKER.decode(body)
-            except (msgspec.MsgspecError, RecursionError) as error:
-                self._go_deaf()
-                self._condemn(death.bad_frame(error))
-                return
-            self._take(message, len(body))
+            message = FROM_WORKER.decode(body)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise Fault(str(error), code="bad_frame") from error
+        self._take(message, len(body))
 
     def _take(self, message: FromWorker, size: int) -> None:
         match message:
@@ -217,7 +167,7 @@ class Child:
                 self._say(Printed(stream, text), size)
 
     def _finished(self, message: Finished) -> None:
-        self._capture.collect()
+        self._link.collect()
         execution = self.execution
         if execution is None or execution.is_stopped or self._verdict is not None:
             return  # it is being killed, and its death is the end
@@ -226,7 +176,7 @@ class Child:
         if self._is_ready:
             self._on_idle(self)
         else:
-            self._after(self._grace_s, self._kill_group)  # it is on its way out
+            self._after(self._grace_s, self._link.kill)  # it is on its way out
         execution.receive(message)
 
     # Its end
@@ -235,45 +185,20 @@ class Child:
         """Kills it for a reason; the run ends with that reason once it is dead."""
         if self._verdict is None:
             self._verdict = verdict
-            self._kill_group()
+            self._link.kill()
 
-    def _kill_group(self) -> None:
-        # Not reaped before `_exited`, so the pid is its own until then.
-        if not self.dead.done():
-            process.kill_group(self.process.pid)
-
-    def _exited(self) -> None:
-        self._kill_group()  # what it left running dies with it
-        status = self._popen.wait()
-        self._hear_last_words()
-        execution, self.execution = self.execution, None
-        self._go_deaf()
-        self._cancel_timer()
-        self._loop.remove_writer(self._sock)
-        self._sock.close()
-        self._capture.close()
-        os.close(self._life)
-        self.dead.set_result(None)
-        if execution is not None and not execution.is_stopped:
-            verdict = self._verdict or death.cause(status, self._oom_kills, execution.stderr_tail)
-            execution.receive(Finished(error=verdict))
-
-    def _hear_last_words(self) -> None:
-        """Takes in what it had said and printed before it died."""
-        self._capture.collect()
-        while not self._is_deaf:
-            try:
-                data = self._sock.recv(_READ)
-            except OSError:
-                return
-            if not data:
-                return
-            self._heard(data)
-
-    def _go_deaf(self) -> None:
-        self._is_deaf = True
-        self._loop.remove_reader(self._sock)
+    def _silent(self) -> None:
         self._answer_ping(False)
+        self._after(self._grace_s, lambda: self._condemn(death.CUT_OFF))  # unless it is on its way out
+
+    def _exited(self, status: int) -> None:
+        self._cancel_timer()
+        execution, self.execution = self.execution, None
+        if execution is not None and not execution.is_stopped:
+            fault = self._link.fault
+            verdict = self._verdict or (death.bad_frame(fault) if fault is not None else None)
+            verdict = verdict or death.cause(status, self._oom_kills, execution.stderr_tail)
+            execution.receive(Finished(error=verdict))
 
     # Small parts
 
@@ -289,14 +214,3 @@ class Child:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _writable(self) -> None:
-        try:
-            sent = self._sock.send(self._unsent)
-        except BlockingIOError:
-            return
-        except OSError:
-            sent = len(self._unsent)
-        self._unsent = self._unsent[sent:]
-        if not self._unsent:
-            self._loop.remove_writer(self._sock)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from atlas.engine.wire import OUT_OF_MEMORY
-from atlas.kernel.errors import ErrorRecord
+from atlas.kernel.errors import ErrorRecord, Fault
 
 _MEMORY_HINT: Final = "Hold less in memory at a time, or raise the agent's memory limit."
 # What native code and the interpreter print when an allocation fails and they cannot go on.
@@ -56,11 +56,11 @@ def flood(limit: int) -> ErrorRecord:
     )
 
 
-def bad_frame(error: BaseException) -> ErrorRecord:
+def bad_frame(fault: Fault) -> ErrorRecord:
     """It sent bytes that are not a message."""
     return ErrorRecord(
         "bad_frame",
-        f"the agent's process sent something unreadable: {error}",
+        f"the agent's process sent something unreadable: {fault.message}",
         "Does the agent's code write to file descriptors it did not open?",
     )
 

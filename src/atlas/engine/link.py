@@ -59,8 +59,9 @@ class Outgoing:
 class Link:
     """A process that can be told things. `dead` is done once it is reaped and has said its last.
 
-    `heard` gets each frame it sends and raises Fault for one that makes no sense; `printed` what it prints, always before
-    a frame that was sent after it; `exited` its exit status, once, last of all.
+    `heard` gets each frame it sends and raises Fault for one that makes no sense, which is its end; `printed` what it
+    prints, always before a frame that was sent after it; `silent` is called once it can say no more, and what it does
+    about a process that lives on is its own affair; `exited` gets the exit status, once, last of all.
     """
 
     def __init__(
@@ -68,15 +69,17 @@ class Link:
         launched: Launched,
         heard: Callable[[bytes], None],
         printed: Callable[[Stream, str, int], None],
+        silent: Callable[[], None],
         exited: Callable[[int], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._popen, self._sock, self._life, stdout, stderr = launched
         self._heard = heard
+        self._silent = silent
         self._exited = exited
         self._frames = Frames(FRAME_LIMIT)
         self._outgoing = Outgoing(self._sock.fileno())
-        self._is_deaf = False
+        self.is_silent = False
         self.fault: Fault | None = None
         self.dead: asyncio.Future[None] = self._loop.create_future()
         # These two open files and may fail, so they come before anything listens.
@@ -92,6 +95,11 @@ class Link:
     def collect(self) -> None:
         """Has `printed` told of everything that was printed by now."""
         self._capture.collect()
+
+    def start_anew(self) -> None:
+        """Has `printed` told of everything up to now, and counts what is printed from here on by itself."""
+        self._capture.collect()
+        self._capture.reset()
 
     def kill(self) -> None:
         """Ends it and its group; `dead` tells when it is over."""
@@ -117,8 +125,7 @@ class Link:
         if data:
             self._hear(data)
         else:
-            self._go_deaf()
-            self.kill()
+            self._stop_hearing()
 
     def _hear(self, data: bytes) -> None:
         try:
@@ -126,14 +133,14 @@ class Link:
                 self._heard(body)
         except Fault as fault:
             self.fault = fault
-            self._go_deaf()
+            self._stop_hearing()
             self.kill()
 
     def _ended(self) -> None:
         self.kill()  # what it left running dies with it
         status = self._popen.wait()
         self._capture.collect()
-        while not self._is_deaf:
+        while not self.is_silent:
             try:
                 data = self._sock.recv(_READ)
             except OSError:
@@ -141,7 +148,7 @@ class Link:
             if not data:
                 break
             self._hear(data)
-        self._go_deaf()
+        self._stop_hearing()
         self._outgoing.stop()
         self._sock.close()
         self._capture.close()
@@ -149,6 +156,8 @@ class Link:
         self.dead.set_result(None)
         self._exited(status)
 
-    def _go_deaf(self) -> None:
-        self._is_deaf = True
-        self._loop.remove_reader(self._sock)
+    def _stop_hearing(self) -> None:
+        if not self.is_silent:
+            self.is_silent = True
+            self._loop.remove_reader(self._sock)
+            self._silent()

@@ -88,7 +88,7 @@ class ToolProcess:
         self.is_reserved = False
         self.is_loaded = False
         self.loaded: asyncio.Future[ToolsLoaded | Lost] = self._loop.create_future()
-        self._link = Link(launched, self._heard, self._printed, self._exited)
+        self._link = Link(launched, self._heard, self._printed, self._silent, self._exited)
         self.dead = self._link.dead
         os.set_blocking(line, False)
         self._line_file, self._line = line, Outgoing(line)
@@ -239,6 +239,9 @@ class ToolProcess:
         self._stray.add(text)
         if stream == "stderr":
             self._stderr_tail = (self._stderr_tail + text)[-_TAIL:]
+
+    def _silent(self) -> None:
+        self._link.kill()
 
     def _exited(self, status: int) -> None:
         self._cancel_timer()
