@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from pathlib import Path
@@ -155,6 +156,7 @@ def test_a_listener_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     listener = Listener(tmp_path / "wake" / "x.sock", Hub())
     listener.bind()
     listener.close()
+    assert (tmp_path / "wake").read_text() == "in the way"
 
 
 def test_a_full_queue_of_news_does_not_stop_the_sender(tmp_path: Path) -> None:
@@ -166,4 +168,10 @@ def test_a_full_queue_of_news_does_not_stop_the_sender(tmp_path: Path) -> None:
         deaf.bind(str(folder / "1-deaf.w.sock"))
         for _ in range(1000):
             here.announce(has_work=True)
+        deaf.setblocking(False)
+        heard = 0
+        with contextlib.suppress(BlockingIOError):
+            while deaf.recv(64):
+                heard += 1
     here.close()
+    assert 0 < heard < 1000  # it was full, and nobody waited for it

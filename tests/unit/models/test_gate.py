@@ -74,6 +74,7 @@ def test_a_waiting_call_that_is_cancelled_takes_no_place() -> None:
                 waiting = group.create_task(gate.passed("p", 0.0).__aenter__())
                 await asyncio.sleep(0)
                 waiting.cancel()
+        assert waiting.cancelled()
         async with asyncio.timeout(1), gate.passed("p", 0.0):
             pass
 
@@ -101,7 +102,10 @@ def test_only_outages_are_held_against_a_provider() -> None:
         gate.failed("rate_limit")
         gate.failed("connection")
         async with gate.passed("p", 0.0):
-            pass
+            gate.failed("connection")
+        with pytest.raises(LeftAlone):
+            async with gate.passed("p", 0.0):
+                pass
 
     asyncio.run(run())
 
