@@ -14,6 +14,7 @@ from agents_for_tests import AGENTS
 from atlas.app import open_host
 from atlas.control.host import Host
 from atlas.kernel.budget import Reservation
+from atlas.kernel.errors import Conflict, Invalid
 from atlas.kernel.event import AttemptStarted, EffectIntended, decode_body, draft
 from atlas.kernel.model import (
     Asked,
@@ -399,3 +400,41 @@ def test_a_file_that_is_gone_is_said_to_be_gone_and_the_turn_goes_on(vault_dir: 
         assert "wiki/plan.md as it is now: there is no wiki/plan.md" in last_text(asker.requests[0])
 
     with_host(vault_dir, lambda request: say("fine"), work, LIVE_FILES)
+
+
+@pytest.mark.parametrize("written, kept", [("", 2), ("  context: {verbatim_exchanges: 3}\n", 3)])
+def test_as_many_exchanges_as_the_contract_says_are_kept_word_for_word(
+    vault_dir: Path, written: str, kept: int
+) -> None:
+    async def work(host: Host, asker: FakeAsker) -> None:
+        for number in range(1, 7):
+            await ask(host, f"question number {number}")
+        shown = [number for number in range(1, 6) if f"t{number} user: question" in last_text(asker.requests[-1])]
+        assert shown == list(range(6 - kept, 6))
+
+    with_host(vault_dir, lambda request: say("an answer"), work, written)
+
+
+def test_a_model_that_is_chosen_for_a_run_is_asked_and_recorded_and_the_next_turn_asks_the_usual_one(
+    vault_dir: Path,
+) -> None:
+    async def work(host: Host, asker: FakeAsker) -> None:
+        submitted = await host.submit("advisor", {"text": "go"}, session_id="ses_one", key="k", model="powerful")
+        await host.drive(submitted.run_id)
+        await ask(host, "again")
+        assert [request.model for request in asker.requests] == ["powerful", "balanced"]
+        with pytest.raises(Conflict):
+            await host.submit("advisor", {"text": "go"}, session_id="ses_one", key="k", model="fast")
+        assert (await host.replay(submitted.run_id)).identical
+
+    with_host(vault_dir, lambda request: say("fine"), work)
+
+
+def test_a_contract_may_say_that_no_other_model_is_asked(vault_dir: Path) -> None:
+    async def work(host: Host, asker: FakeAsker) -> None:
+        with pytest.raises(Invalid, match="asks no other model") as refused:
+            await host.submit("advisor", {"text": "go"}, model="powerful")
+        assert refused.value.reason == "model_fixed"
+        assert (await host.submit("advisor", {"text": "go"}, model="fast")).is_new
+
+    with_host(vault_dir, lambda request: say("fine"), work, "  model: {preference: fast, override_allowed: false}\n")

@@ -108,7 +108,7 @@ def build_prompts(
         read_live,
     )
     desks = Desks(vault, agents, Recall(ledger, SqliteIndex(index)), toolbox)
-    return Prompts(ledger, clock, asker, desks.lay, complain, deltas.of, hooks)
+    return Prompts(ledger, clock, asker, desks.lay, complain, deltas.of, hooks, agents.contract_of)
 
 
 def build_hooks(

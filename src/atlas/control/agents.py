@@ -102,6 +102,7 @@ class Options(msgspec.Struct, frozen=True):
     why: str = ""
     allow: tuple[str, ...] | None = None
     deny: tuple[str, ...] = ()
+    model: str = ""
 
 
 class Agents:
@@ -161,8 +162,9 @@ class Agents:
         agent = await self._pin(name)
         _require_available(agent.contract)
         self._check_hooks(agent.contract)
+        model = _chosen_model(agent.contract, options)
         if not detached:
-            await self._require_model(agent.contract)
+            await self._require_model(agent.contract, model)
         valid = self._valid_input(agent, value)
         kept = await self._keep(agent.contract, files)
         raw = msgspec.json.encode(valid, order="deterministic")
@@ -186,6 +188,7 @@ class Agents:
             lineage=(_as_ancestor(agent.contract),),
             narrow=_narrowing(agent.contract.name, options),
             critical=_critical(options),
+            model=model,
         )
         fingerprint = _fingerprint(raw, options, kept)
         return await self._ledger.submit(self._new_run(run_id, created, options, fingerprint))
@@ -276,6 +279,7 @@ class Agents:
             shutdown=lifecycle.shutdown,
             memory_mb=self._execution.worker_memory_mb,
             output_limit_bytes=self._execution.output_limit_mb * 1024 * 1024,
+            model=created.model,
         )
 
     async def contract_of(self, created: RunCreated) -> Contract:
@@ -351,10 +355,10 @@ class Agents:
         pinned = self._pinned[digest] = Pinned(words.contract, digest, "", place, words)
         return pinned
 
-    async def _require_model(self, contract: Contract) -> None:
+    async def _require_model(self, contract: Contract, chosen: str = "") -> None:
         """Refuses a prompt agent that no model could answer for, before there is a run."""
         if contract.runtime == "prompt" and self._check_model is not None:
-            await self._check_model(contract.model.preference)
+            await self._check_model(chosen or contract.model.preference)
 
     async def _keep(self, contract: Contract, files: Sequence[tuple[str, bytes]]) -> tuple[InputFile, ...]:
         """The files, examined and then kept as blobs."""
@@ -507,6 +511,21 @@ def _as_ancestor(contract: Contract) -> Ancestor:
     return Ancestor(contract.name, contract.tools.allow, contract.tools.deny)
 
 
+def _chosen_model(contract: Contract, options: Options) -> str:
+    """The model that was chosen for a run; empty for the contract's own."""
+    if not options.model:
+        return ""
+    if contract.runtime != "prompt":
+        hint = "Only a prompt agent takes a model; code names its models itself."
+        raise Invalid(f"{contract.name} takes no model", hint=hint, code="model_not_taken")
+    if options.model == contract.model.preference:
+        return ""
+    if not contract.model.override_allowed:
+        hint = f"Its contract says model.override_allowed: false; it asks {contract.model.preference}."
+        raise Invalid(f"{contract.name} asks no other model", hint=hint, code="model_fixed")
+    return options.model
+
+
 def _critical(options: Options) -> Critical | None:
     if not options.critical_usd:
         return None
@@ -558,5 +577,7 @@ def _fingerprint(raw: bytes, options: Options, files: Sequence[InputFile] = ()) 
     limits = (options.budget_usd, options.critical_usd, options.allow, options.deny)
     if limits != (None, 0.0, None, ()):
         chosen += msgspec.json.encode(limits)
+    if options.model:
+        chosen += msgspec.json.encode(options.model)
     given = b"\0" + msgspec.json.encode(files) if files else b""
     return hashlib.sha256(raw + b"\0" + chosen + given).hexdigest()

@@ -138,13 +138,15 @@ class Host:
         budget_usd: float | None = None,
         critical_usd: float = 0.0,
         why: str = "",
+        model: str = "",
     ) -> Submitted:
         """Queues a run on a valid input, with files by name if wanted; the same key gives the run made first.
 
         `detached`: another process will drive it, so the models that it needs may be configured there and not here.
         `allow` and `deny` are patterns of tools that narrow what its agent may use; they never widen it. `budget_usd` is
         what it and all it spawns may cost, where nothing smaller is written. `critical_usd` raises every cap on money for
-        them by that amount, and `why` is recorded; no rule of a policy gives way to it.
+        them by that amount, and `why` is recorded; no rule of a policy gives way to it. `model` is asked by this run instead
+        of the one that its agent prefers.
         """
         self._shelf.require()
         await self._redaction.refresh()
@@ -160,6 +162,7 @@ class Host:
             budget_usd=budget_usd,
             critical_usd=critical_usd,
             why=redactor.value(why),
+            model=model,
         )
         given = [(redactor.text(name), redactor.data(data)) for name, data in files]
         return await self._agents.submit(agent, redactor.value(value), options, given, detached=detached)

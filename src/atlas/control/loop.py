@@ -316,7 +316,7 @@ class PromptCode:
         desk = self._desk
         schema = desk.contract.output.schema
         return Live(
-            model=desk.contract.model.preference,
+            model=desk.model,
             system=self._system,
             tools=tuple(tool.spec for tool in desk.tools.values()),
             files=await desk.files(),

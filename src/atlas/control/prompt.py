@@ -24,6 +24,7 @@ from atlas.kernel.code import (
     Job,
 )
 from atlas.kernel.context import Built
+from atlas.kernel.contract import Contract
 from atlas.kernel.digest import close, title_of
 from atlas.kernel.errors import NotFound
 from atlas.kernel.event import (
@@ -31,12 +32,14 @@ from atlas.kernel.event import (
     EffectIntended,
     EffectRefused,
     Payload,
+    RunCreated,
     TurnClosed,
 )
 from atlas.kernel.gate import Recorded
 from atlas.kernel.model import OnDelta, ToolCall, ToolResult
 from atlas.kernel.port import Clock, Ledger
 from atlas.kernel.state import State
+from atlas.kernel.token import limits_of
 
 
 class Prompts:
@@ -51,8 +54,10 @@ class Prompts:
         complain: Callable[[dict[str, Any], Any], str | None],
         on_delta: Callable[[str], OnDelta],
         hooks: HookSet,
+        contract_of: Callable[[RunCreated], Awaitable[Contract]],
     ) -> None:
         self.ledger = ledger
+        self._contract_of = contract_of
         self.complain = complain
         generate = Generator(asker, complain).generate
         self._services = Services(ledger, clock, asker, desk, complain, on_delta, generate, need_of, hooks)
@@ -89,7 +94,8 @@ class Prompts:
             return ()
         before = await session_before(self.ledger, row.session_id, row.turn)
         done = await done_of(self.ledger, row.turn, state.created, answers, outcome)
-        raw = _ENCODER.encode(close(before, done))
+        exchanges = limits_of((await self._contract_of(state.created)).context).exchanges
+        raw = _ENCODER.encode(close(before, done, exchanges))
         return (TurnClosed(row.turn, title_of(done), Payload(msgspec.Raw(raw), size=len(raw))),)
 
     async def request_at(self, job: Job, step: int) -> Built:

@@ -174,7 +174,9 @@ class Model(Part, frozen=True):
 
     preference: ModelChoice = "balanced"
     fallback: Annotated[ModelChoice | None, Meta(description="Used when the preferred model cannot be.")] = None
-    override_allowed: Annotated[bool, Meta(description="An orchestrator may choose another model.")] = True
+    override_allowed: Annotated[
+        bool, Meta(description="Who starts a run, or an orchestrator, may choose another model.")
+    ] = True
 
 
 class Hardware(Part, frozen=True):
@@ -391,7 +393,7 @@ class Context(Part, frozen=True):
         Annotated[int, Meta(ge=64, le=10**7)] | None, Meta(description="Largest answer of one recall, in tokens.")
     ] = None
     verbatim_exchanges: Annotated[
-        Annotated[int, Meta(ge=0, le=1000)] | None, Meta(description="Last exchanges kept word for word.")
+        Annotated[int, Meta(ge=0, le=20)] | None, Meta(description="Last exchanges kept word for word.")
     ] = None
     files: Annotated[
         tuple[FilePath, ...],

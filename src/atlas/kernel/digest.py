@@ -9,7 +9,7 @@ import msgspec
 
 from atlas.kernel.context import Said, Session
 from atlas.kernel.excerpt import one_line, shorten
-from atlas.kernel.token import Limits, Sample, learnt
+from atlas.kernel.token import Sample, learnt
 from atlas.kernel.turn import MAX_OPEN_NOTES, Note
 
 INDEX_LINES: Final = 20
@@ -48,7 +48,7 @@ def title_of(done: Done) -> str:
     return one_line(" ".join(parts), TITLE_LENGTH)
 
 
-def close(before: Session, done: Done, exchanges: int = Limits().exchanges) -> Session:
+def close(before: Session, done: Done, exchanges: int) -> Session:
     """The session after this turn; as large at turn 1,000 as at turn 50."""
     turn = f"t{done.number}"
     place = turn if done.is_pieced else f"{turn}.{done.step}"

@@ -118,7 +118,10 @@ class Ruled(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RunCreated(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first event: everything that was fixed when the run was submitted."""
+    """The first event: everything that was fixed when the run was submitted.
+
+    `model` was chosen for this run in place of the contract's.
+    """
 
     agent: str
     version: str
@@ -143,6 +146,7 @@ class RunCreated(msgspec.Struct, frozen=True, omit_defaults=True):
     lineage: tuple[Ancestor, ...] = ()
     narrow: Ancestor | None = None
     critical: Critical | None = None
+    model: str = ""
 
 
 class AttemptStarted(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -37,7 +37,7 @@ def session_of(turns: int, words: int = 30) -> Session:
     session = Session()
     for number in range(1, turns + 1):
         notes = (Note("requirement", f"part {number % 9}", "to be checked " * 3),)
-        session = close(session, Done(number, f"question {number} " * words, "answer " * words, 4, notes=notes))
+        session = close(session, Done(number, f"question {number} " * words, "answer " * words, 4, notes=notes), 2)
     return session
 
 
@@ -189,7 +189,7 @@ def test_a_request_of_turn_1000_is_as_large_as_one_of_turn_100() -> None:
     for number in range(1, 1_001):
         if number in (100, 1_000):
             sizes[number] = len(build(turn_of(number, 3), live_of(session), LIMITS).raw)
-        session = close(session, Done(number, f"question {number:04} " * 20, "answer " * 30, 4))
+        session = close(session, Done(number, f"question {number:04} " * 20, "answer " * 30, 4), 2)
     assert sizes[1_000] <= sizes[100] * 1.05
 
 

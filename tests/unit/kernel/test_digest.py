@@ -33,7 +33,7 @@ def test_a_session_is_as_large_at_turn_1000_as_at_turn_100() -> None:
     sizes: dict[int, int] = {}
     for number in range(1, 1_001):
         notes = (Note("plan", f"part {number % 7}", "check it", is_open=number % 2 == 0),)
-        session = close(session, Done(number, f"turn {number:04} " * 400, "answer " * 400, 4, notes=notes))
+        session = close(session, Done(number, f"turn {number:04} " * 400, "answer " * 400, 4, notes=notes), 2)
         sizes[number] = len(msgspec.json.encode(session))
     assert sizes[1_000] <= sizes[100] * 1.01
     assert len(session.index) == INDEX_LINES
@@ -41,16 +41,16 @@ def test_a_session_is_as_large_at_turn_1000_as_at_turn_100() -> None:
 
 
 def test_the_last_exchanges_are_kept_word_for_word_or_shortened_with_their_handles() -> None:
-    session = close(Session(), Done(5, "short words", "a long answer " * 500, 4))
+    session = close(Session(), Done(5, "short words", "a long answer " * 500, 4), 2)
     [said] = session.recent
     assert said.user == "short words"
     assert "recall(handle='t5.4', start=" in said.answer
     assert text_size(said.answer) <= SAID_SIZE
-    assert close(Session(), Done(5, "a", "b"), exchanges=0).recent == ()
+    assert close(Session(), Done(5, "a", "b"), 0).recent == ()
 
 
 def test_an_answer_in_pieces_is_brought_back_by_its_turn() -> None:
-    [said] = close(Session(), Done(5, "go", "piece " * 1_000, 4, is_pieced=True)).recent
+    [said] = close(Session(), Done(5, "go", "piece " * 1_000, 4, is_pieced=True), 2).recent
     assert "recall(handle='t5')" in said.answer
 
 
@@ -70,5 +70,5 @@ def test_no_more_notes_are_carried_than_may_be_open() -> None:
 
 
 def test_the_session_learns_what_a_token_is() -> None:
-    session = close(Session(), Done(1, "go", samples=(Sample("one:model", 4_500, Usage(1_000)),)))
+    session = close(Session(), Done(1, "go", samples=(Sample("one:model", 4_500, Usage(1_000)),)), 2)
     assert session.calibration.rate == 4.3

@@ -31,7 +31,7 @@ def complete_agent(ctx: click.Context, param: click.Parameter, incomplete: str) 
     atlas run summarizer --input '{"text": "Some words.", "max_length": 3}'
     atlas run report --input @day.json --key 2026-11-03
     atlas run advisor "What is this?" --file picture.png --file notes.txt
-    atlas run advisor "Once more." --budget 0.50
+    atlas run advisor "Once more." --model powerful --budget 0.50
     curl -s example.org/data.json | atlas run report --input - --json
     """,
 )
@@ -53,6 +53,7 @@ def complete_agent(ctx: click.Context, param: click.Parameter, incomplete: str) 
     callback=not_empty,
     help="Name this request: asking again with KEY gives the same run.",
 )
+@click.option("--model", metavar="MODEL", default="", callback=not_empty, help="Ask this tier or provider:model.")
 @click.option("--detach", is_flag=True, help="Queue the run and return at once; 'atlas up' drives it.")
 @click.option("--quiet", "-q", "is_quiet", is_flag=True, help="Print only the result, errors and questions.")
 @click.option("--as", "principal", metavar="WHO", default="owner", show_default=True, help="Who is asking.")
@@ -90,6 +91,7 @@ def run(
     files: tuple[str, ...],
     session: str,
     key: str,
+    model: str,
     detach: bool,
     is_quiet: bool,
     unattended: bool,
@@ -123,6 +125,8 @@ def run(
     if deny:
         options["deny"] = deny
     options |= _money(budget, critical, why)
+    if model:
+        options["model"] = model
     if files:
         options["files"] = terminal.program.read_files(files)
     if detach:

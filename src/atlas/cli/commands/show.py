@@ -58,6 +58,7 @@ class Detail(msgspec.Struct, frozen=True):
     files: tuple[InputFile, ...] = ()
     pools: tuple[Pool, ...] = ()
     critical: Critical | None = None
+    model: str = ""
     events: tuple[EventShape, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -183,6 +184,7 @@ async def _detail(ledger: Ledger, row: RunRow, report: RunReport, events: list[E
     files: tuple[InputFile, ...] = ()
     pools: tuple[Pool, ...] = ()
     critical: Critical | None = None
+    model = ""
     unresolved: tuple[str, ...] = ()
     printed: list[PrintedShape] = []
     logs: list[LogShape] = []
@@ -190,7 +192,7 @@ async def _detail(ledger: Ledger, row: RunRow, report: RunReport, events: list[E
         match body:
             case RunCreated():
                 given, files = await unpack(ledger, body.input), body.files
-                pools, critical = body.pools, body.critical
+                pools, critical, model = body.pools, body.critical, body.model
             case OutputCaptured():
                 printed.append(PrintedShape(body.stream, body.text))
             case Logged():
@@ -217,6 +219,7 @@ async def _detail(ledger: Ledger, row: RunRow, report: RunReport, events: list[E
         files=files,
         pools=pools,
         critical=critical,
+        model=model,
     )
 
 
@@ -239,6 +242,7 @@ def _print_head(terminal: Terminal, row: RunRow, detail: Detail) -> None:
         ("state", terminal.state(run.state)),
         ("session", f"{run.session_id}" + (f", turn {run.turn}" if run.turn else "")),
         ("parent", run.parent_run_id),
+        ("model", clean(detail.model)),
         ("key", clean(run.key)),
         *(("file", f"{clean(one.name)} ({one.media_type}, {one.size} bytes) {one.blob}") for one in detail.files),
         ("began", f"{local_time(row.created_us)}, {took}"),
