@@ -21,6 +21,7 @@ from atlas.kernel.model import (
     Attempt,
     Delta,
     ModelError,
+    ModelErrorKind,
     OnDelta,
     Part,
     Reply,
@@ -438,3 +439,73 @@ def test_a_contract_may_say_that_no_other_model_is_asked(vault_dir: Path) -> Non
         assert (await host.submit("advisor", {"text": "go"}, model="fast")).is_new
 
     with_host(vault_dir, lambda request: say("fine"), work, "  model: {preference: fast, override_allowed: false}\n")
+
+
+FALLBACK = "  model: {preference: balanced, fallback: fast}\n"
+
+
+@pytest.mark.parametrize("kind", ["rate_limit", "connection", "auth"])
+def test_what_no_model_of_the_tier_answers_is_asked_of_the_fallback_for_the_rest_of_the_turn(
+    vault_dir: Path, kind: ModelErrorKind
+) -> None:
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        if request.model == "balanced":
+            raise ModelError(kind, "nobody is there")
+        return call(("recall", {"find": "x"})) if len(request.messages) == 1 else say("from the fallback")
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        run_id, text = await ask(host, "go")
+        assert text == "from the fallback"
+        assert [request.model for request in asker.requests] == ["balanced", "fast", "fast"]
+        assert (await host.request(run_id, 1)).request.model == "fast"
+        assert (await host.replay(run_id)).identical
+        assert (await host.verify(run_id)).ok
+
+    with_host(vault_dir, behaviour, work, FALLBACK)
+
+
+@pytest.mark.parametrize("kind", ["overflow", "refused", "invalid"])
+def test_what_another_model_would_be_asked_the_same_is_not_asked_of_the_fallback(
+    vault_dir: Path, kind: ModelErrorKind
+) -> None:
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        raise ModelError(kind, "no")
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        submitted = await host.submit("advisor", {"text": "go"})
+        assert await host.drive(submitted.run_id) == "failed"
+        assert [request.model for request in asker.requests] == ["balanced"]
+
+    with_host(vault_dir, behaviour, work, FALLBACK)
+
+
+def test_when_the_fallback_does_not_answer_either_the_run_ends_with_its_reason(vault_dir: Path) -> None:
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        raise ModelError("server", f"{request.model} is down")
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        submitted = await host.submit("advisor", {"text": "go"})
+        assert await host.drive(submitted.run_id) == "failed"
+        error = (await host.report(submitted.run_id)).error
+        assert error is not None
+        assert (error.code, error.message) == ("model_server", "fast is down")
+        assert [request.model for request in asker.requests] == ["balanced", "fast"]
+
+    with_host(vault_dir, behaviour, work, FALLBACK)
+
+
+def test_a_tier_that_names_nobody_is_passed_over_for_the_fallback(vault_dir: Path) -> None:
+    models = "models: {providers: {demo: {kind: scripted, script: demo.yaml}}, tiers: {fast: ['demo:one']}}\n"
+
+    async def main() -> None:
+        async with host_with(vault_dir, FakeAsker(lambda request: say("")), FALLBACK):
+            pass  # writes the agent
+        (vault_dir / "demo.yaml").write_text("replies: [{text: from the script}]\n")
+        (vault_dir / "atlas.config.yaml").write_text(models)
+        async with asyncio.timeout(60), open_host(vault_dir, {}) as host:
+            run_id, text = await ask(host, "go")
+            assert text == "from the script"
+            assert (await host.request(run_id, 1)).request.model == "fast"
+            assert (await host.replay(run_id)).identical
+
+    asyncio.run(main())

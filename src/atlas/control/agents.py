@@ -15,7 +15,7 @@ from atlas.kernel.code import CallMade, Job
 from atlas.kernel.config import Execution
 from atlas.kernel.contract import Budget, Contract
 from atlas.kernel.decide import deadline_us
-from atlas.kernel.errors import CircuitOpen, Conflict, ErrorRecord, Invalid, Problem, RunFailed, Unavailable
+from atlas.kernel.errors import AtlasError, CircuitOpen, Conflict, ErrorRecord, Invalid, Problem, RunFailed, Unavailable
 from atlas.kernel.event import Critical, ForkPoint, InputFile, Limits, RunCreated, draft
 from atlas.kernel.hold import Pool
 from atlas.kernel.ident import RUN, SESSION, new_id
@@ -357,8 +357,14 @@ class Agents:
 
     async def _require_model(self, contract: Contract, chosen: str = "") -> None:
         """Refuses a prompt agent that no model could answer for, before there is a run."""
-        if contract.runtime == "prompt" and self._check_model is not None:
+        if contract.runtime != "prompt" or self._check_model is None:
+            return
+        try:
             await self._check_model(chosen or contract.model.preference)
+        except AtlasError:
+            if contract.model.fallback is None:
+                raise
+            await self._check_model(contract.model.fallback)
 
     async def _keep(self, contract: Contract, files: Sequence[tuple[str, bytes]]) -> tuple[InputFile, ...]:
         """The files, examined and then kept as blobs."""

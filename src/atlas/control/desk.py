@@ -90,7 +90,6 @@ class Desk:
         recall: Recall,
     ) -> None:
         self.contract = contract
-        self.model = job.model or contract.model.preference
         self.system = system
         self.tools = {name: offer.definition for name, offer in offers.items()}
         self._job = job

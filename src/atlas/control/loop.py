@@ -37,7 +37,7 @@ from atlas.kernel.event import EffectClass, EffectIntended, Process
 from atlas.kernel.hold import Hold
 from atlas.kernel.hook import HookFailure, Hooks, TurnView
 from atlas.kernel.media import Given
-from atlas.kernel.model import Asked, OnDelta, Request, Tab, ToolCall, ToolResult
+from atlas.kernel.model import PASSED_ON, Asked, OnDelta, Request, Tab, ToolCall, ToolResult
 from atlas.kernel.port import Clock, Ledger
 from atlas.kernel.token import DEFAULT_RATE, HIGHEST_RATE, Heard, Limits, limits_of, lowered, size_of
 from atlas.kernel.tool import ToolFinding, ToolOutcome
@@ -59,6 +59,8 @@ from atlas.kernel.turn import (
 
 MAX_REPAIRS: Final = 2
 _BYTES_PER_TOKEN: Final = 3
+_UNANSWERED: Final = frozenset({"tier_empty", "model_unknown", *(f"model_{kind}" for kind in PASSED_ON)})
+"""Why a contract's fallback is asked instead."""
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -105,10 +107,12 @@ class PromptCode:
         self._system: tuple[str, ...] = ()
         self._kept: tuple[Live, str] | None = None
         self._repairs = 0
+        self._model = ""
+        self._fallback = ""
         self._tried = 0
         self._guard = guard.GuardState()
         self._steering: Steering | None = None
-        self._wanted = 0
+        self._wanted = ""
         self._intents: Mapping[str, EffectIntended] = {}
 
     @property
@@ -132,10 +136,12 @@ class PromptCode:
             await asyncio.wait({self.task})
 
     async def reach(self, step: int, intents: Mapping[str, EffectIntended]) -> Built | None:
-        """The request of a step as it was built, when the turn comes that far."""
-        self._wanted, self._intents = step, intents
-        if f"model:{step}" not in intents:
+        """The request of a step as it was built, when the turn comes that far; of several tries the last one's."""
+        first = f"model:{step}"
+        asked = [effect for effect in intents if effect == first or effect.startswith(f"{first}:")]
+        if not asked:
             return None
+        self._wanted, self._intents = asked[-1], intents
         try:
             await self._execute()
         except _Reached as reached:
@@ -209,6 +215,8 @@ class PromptCode:
         services, job = self._services, self._job
         self._history = await load(services.ledger, job.run_id)
         self._desk = await services.desk(job)
+        model = self._desk.contract.model
+        self._model, self._fallback = job.model or model.preference, model.fallback or ""
         row = await services.ledger.run(job.run_id)
         self._session = await session_before(services.ledger, job.session_id, row.turn)
         self._limits = limits_of(self._desk.contract.context)
@@ -266,6 +274,7 @@ class PromptCode:
             if turn.finish is not None:
                 return turn
         turn = windowed(turn, self._limits.at(self._rate).window)
+        self._tried = 0
         raw = await self._reply(turn, step)
         heard = msgspec.json.decode(raw, type=Heard)
         self._rate = lowered(self._rate, heard.sample)
@@ -273,22 +282,31 @@ class PromptCode:
         return turn if self._steering is None else await self._steering.heard(turn, heard.reply)
 
     async def _reply(self, turn: Turn, step: int) -> bytes:
-        """What the model says at a step. A try that was lost and may have been billed is made again as a new effect."""
+        """What the model says at a step, as a new effect each time.
+
+        A try that was lost and may have been billed is made again. What no model could answer is asked of the contract's
+        fallback, which the rest of the turn stays with.
+        """
+        lost = 0
         for number in count(1):
             effect = f"model:{step}" if number == 1 else f"model:{step}:{number}"
             try:
-                return await self._ask_once(turn, step, effect, number)
+                return await self._ask_once(turn, step, effect, lost)
             except AtlasError as error:
-                if error.reason != "model_budget" or number == MAX_TRIES:
+                if error.reason in _UNANSWERED and self._fallback:
+                    self._model, self._fallback, lost = self._fallback, "", 0
+                    continue
+                lost += 1
+                if error.reason != "model_budget" or lost == MAX_TRIES:
                     raise
         raise AssertionError
 
-    async def _ask_once(self, turn: Turn, step: int, effect: str, number: int) -> bytes:
-        if effect in self._history.answers and step != self._wanted:
+    async def _ask_once(self, turn: Turn, step: int, effect: str, lost: int) -> bytes:
+        if effect in self._history.answers and effect != self._wanted:
             return await self._calls.make(Wanted(effect, "model", "", b"null"), _never)
         live = await self._live(effect)
         built = self._builder.build(turn, live)
-        if step == self._wanted:
+        if effect == self._wanted:
             sent = self._intents.get(effect)
             raise _Reached(replace(built, request=granted(built.request, sent.hold if sent is not None else None)))
         args = _ENCODER.encode(
@@ -301,10 +319,10 @@ class PromptCode:
             }
         )
         self._check_rebuilt(effect, args)
-        need = Need(live.model, _most_tokens(built), live.max_output_tokens, self._desk.contract.model.fallback or "")
+        need = Need(live.model, _most_tokens(built), live.max_output_tokens, self._fallback)
         return await self._calls.make(
             Wanted(effect, "model", live.model, args, need=need),
-            lambda leave, tab: self._perform_ask(built, leave.hold, tab, number - 1),
+            lambda leave, tab: self._perform_ask(built, leave.hold, tab, lost),
         )
 
     async def _live(self, effect: str) -> Live:
@@ -316,7 +334,7 @@ class PromptCode:
         desk = self._desk
         schema = desk.contract.output.schema
         return Live(
-            model=desk.model,
+            model=self._model,
             system=self._system,
             tools=tuple(tool.spec for tool in desk.tools.values()),
             files=await desk.files(),
@@ -341,9 +359,9 @@ class PromptCode:
                 code="request_not_reproducible",
             )
 
-    async def _perform_ask(self, built: Built, hold: Hold | None, tab: Tab, first: int) -> Effected:
+    async def _perform_ask(self, built: Built, hold: Hold | None, tab: Tab, lost: int) -> Effected:
         # A candidate whose answer was lost is not asked twice in a row when there is another.
-        tab.first, tab.tried = first, self._tried if first else 0
+        tab.first, tab.tried = lost, self._tried
         request = granted(built.request, hold)
         on_delta = self._services.on_delta(self._job.run_id)
         try:

@@ -37,6 +37,7 @@ _OUTSIDE_FACTS = frozenset(
     {
         *("max_runs_per_tree", "spawn_rate", "circuit_open", "not_found", "invalid", "input_invalid"),
         *("budget_refused", "budget_busy", "tokens_per_request", "policy_unreadable"),
+        *("tier_empty", "model_unknown", "model_ambiguous"),
     }
 )
 

@@ -173,7 +173,9 @@ class Model(Part, frozen=True):
     """Which model the agent prefers."""
 
     preference: ModelChoice = "balanced"
-    fallback: Annotated[ModelChoice | None, Meta(description="Used when the preferred model cannot be.")] = None
+    fallback: Annotated[
+        ModelChoice | None, Meta(description="Asked for the rest of a turn when no preferred model answers.")
+    ] = None
     override_allowed: Annotated[
         bool, Meta(description="Who starts a run, or an orchestrator, may choose another model.")
     ] = True

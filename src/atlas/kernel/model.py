@@ -146,6 +146,11 @@ ModelErrorKind: TypeAlias = Literal[
     "overflow", "auth", "rate_limit", "server", "timeout", "connection", "empty", "refused", "invalid", "budget"
 ]
 
+RETRIED: Final[frozenset[ModelErrorKind]] = frozenset({"server", "rate_limit", "timeout", "connection", "empty"})
+"""What the same model may do better the next time."""
+PASSED_ON: Final[frozenset[ModelErrorKind]] = RETRIED | {"auth"}
+"""What another model may do better; with anything else it would be asked the same."""
+
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     """One try at one model (`provider:model`): what it used and cost, and why it failed if it did.

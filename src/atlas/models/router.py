@@ -18,6 +18,8 @@ from atlas.kernel.budget import Quote
 from atlas.kernel.config import Models
 from atlas.kernel.errors import AtlasError, ErrorRecord, Problem
 from atlas.kernel.model import (
+    PASSED_ON,
+    RETRIED,
     Asked,
     Attempt,
     Delta,
@@ -41,8 +43,6 @@ from atlas.models.provider import Endpoint, build_model, endpoints
 from atlas.models.scripted import Script
 from atlas.models.weights import KNOWN
 
-RETRIED = frozenset({"server", "rate_limit", "timeout", "connection", "empty"})
-PASSED_ON = RETRIED | {"auth"}
 _REMEMBERED = 1_024
 CANCELLED = ErrorRecord("cancelled", "the call was cancelled before its answer was whole")
 
