@@ -83,7 +83,12 @@ async def drive_run(terminal: Terminal, host: Host, run_id: str, *, is_quiet: bo
     view = LiveView(terminal, run_id, row.agent, is_quiet=is_quiet)
     stream = Stream(terminal, view.hide)
     view.before_line = stream.break_line
-    interrupts = Interrupts(host, view.say)
+
+    def answer_key(text: str) -> None:
+        stream.echoed()
+        view.say(text)
+
+    interrupts = Interrupts(host, answer_key)
     with interrupts.heard():
         if row.state not in TERMINAL:
             with view, host.deltas.watch(run_id, stream.show):

@@ -60,3 +60,22 @@ def test_what_ends_with_a_line_needs_no_other(terminal: Terminal, capsys: pytest
     stream.break_line()
     stream.end_line()
     assert shown(capsys) == ("whole\n", "")
+
+
+def test_a_key_that_the_terminal_showed_is_followed_by_a_line_of_its_own(
+    terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Stream(terminal, lambda: None)
+    stream.echoed()
+    stream.break_line()
+    assert shown(capsys) == ("", "")  # the moving line below takes care of itself
+    stream.show(piece("half"))
+    stream.break_line()
+    stream.echoed()
+    stream.break_line()
+    assert shown(capsys) == ("half", "\n\n")
+    terminal.is_screen = False
+    stream.show(piece("whole\n"))
+    stream.echoed()
+    stream.end_line()
+    assert shown(capsys) == ("whole\n", "")
