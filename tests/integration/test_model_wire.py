@@ -164,6 +164,52 @@ def test_answers_arrive_whole(
         assert json.loads(seen.body)["response_format"]["json_schema"]["schema"] == json.loads(bytes(schema))
 
 
+WANTING = msgspec.structs.replace(REQUEST, tools=(), messages=REQUEST.messages[:1], output_schema=SCHEMA)
+SHAPED = Act(text="Here:", tool_calls=(ActCall("final_answer", '{"x": "a cat"}'),), piece=3)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_the_messages_wire_answers_in_a_shape_by_calling_a_final_tool(first: ProviderProcess, stream: bool) -> None:
+    deltas: list[Delta] = []
+    reply = ask("anthropic", first, SHAPED, request=WANTING, deltas=deltas, stream=stream)
+    assert (reply.parts, reply.stop) == ((Thinking("Here:"), Text('{"x": "a cat"}')), "end")
+    assert "".join(delta.text for delta in deltas) == 'Here:{"x": "a cat"}'
+    assert {delta.kind for delta in deltas} == {"text"}
+
+
+def complaining(message: str, status: int = 400) -> Act:
+    return Act(status=status, body=json.dumps({"error": {"message": message}}), content_type="application/json")
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        complaining("This response_format type is unavailable now"),
+        complaining("The provided JSON schema contains features not supported by xgrammar."),
+        complaining("Cannot use custom grammar constraints with tools.", 500),
+        complaining("Function calling with a response mime type: 'application/json' is unsupported"),
+    ],
+)
+def test_a_server_that_takes_no_answer_format_is_given_a_final_tool_and_not_asked_for_one_again(
+    first: ProviderProcess, refusal: Act
+) -> None:
+    async def twice(model: Model) -> tuple[Reply, Reply]:
+        return await model.ask(WANTING, lambda delta: None), await model.ask(WANTING, lambda delta: None)
+
+    first.plan(refusal, SHAPED)
+    for reply in asyncio.run(with_model("openai", first.url, twice)):
+        assert (reply.parts, reply.stop) == ((Thinking("Here:"), Text('{"x": "a cat"}')), "end")
+    sent = first.bodies()
+    assert ["response_format" in body for body in sent] == [True, False, False]
+    assert [body.get("tool_choice") for body in sent] == [None, "required", "required"]
+
+
+def test_a_server_that_turns_down_the_final_tool_too_is_believed(first: ProviderProcess) -> None:
+    error = fail("openai", first, complaining("neither json_schema nor tools"), request=WANTING)
+    assert error.kind == "invalid"
+    assert len(first.bodies()) == 2
+
+
 @both_wires
 def test_the_same_request_is_the_same_bytes_every_time(first: ProviderProcess, wire: Wire) -> None:
     first.plan(Act(text="ok"))

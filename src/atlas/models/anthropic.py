@@ -1,8 +1,8 @@
 """The messages wire: what Anthropic and the servers that imitate it speak.
 
 The body is joined from bytes that were made once per message, tool list and system text; the marks for the prompt
-cache (system, tools, the message at `cache_at`) are set into those bytes. `Request.output_schema` is not sent: this
-wire has no answer format that every server knows, so the caller offers a final tool instead.
+cache (system, tools, the message at `cache_at`) are set into those bytes. This wire has no answer format that every
+server knows, so `Request.output_schema` becomes a final tool.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from atlas.kernel.model import (
 from atlas.kernel.port import Clock
 from atlas.models.anthropic_reply import AnthropicReading
 from atlas.models.encoding import Encodings
+from atlas.models.final_tool import offered
 from atlas.models.http import Http, Target
 from atlas.models.wire import converse
 
@@ -69,8 +70,9 @@ class AnthropicModel:
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         """The reply, with deltas on the way; raises ModelError."""
-        body = await self.body(request)
-        reading = AnthropicReading(request, on_delta, self._target.name)
+        asked, final = offered(request)
+        body = await self.body(asked)
+        reading = AnthropicReading(asked, on_delta, self._target.name, final)
         return await converse(self._http, self._target, body, reading, self._clock)
 
     async def close(self) -> None:
@@ -78,6 +80,7 @@ class AnthropicModel:
 
     async def body(self, request: Request) -> bytes:
         """The bytes that are sent: the same for equal requests."""
+        request, _ = offered(request)
         try:
             head = [self._settings(request)]
             if any(request.system):

@@ -21,9 +21,11 @@ from atlas.kernel.model import (
 )
 from atlas.models.estimate import estimate, tokens
 from atlas.models.failure import complaint_from, stream_failure
+from atlas.models.final_tool import FinalTool
 from atlas.models.wire import settled_stop, unique_ids
 
 _NOTHING = msgspec.Raw(b"null")
+_EMPTY = msgspec.Raw(b"{}")
 _STOPS: Mapping[str, StopReason] = {
     "tool_use": "tool_call",
     "max_tokens": "length",
@@ -98,9 +100,11 @@ _MESSAGE = msgspec.json.Decoder(_Message)
 class AnthropicReading:
     """Collects an answer block by block."""
 
-    def __init__(self, request: Request, on_delta: OnDelta, name: str) -> None:
+    def __init__(self, request: Request, on_delta: OnDelta, name: str, final: FinalTool | None = None) -> None:
         self.is_done = False
         self.is_whole = False
+        self._final = final
+        self._spoken = None if final is None else final.spoken
         self._request = request
         self._on_delta = on_delta
         self._name = name
@@ -167,7 +171,8 @@ class AnthropicReading:
         unique = iter(unique_ids(calls, self._request.step))
         parts = [part for draft in drafts if (part := _part(draft, unique)) is not None]
         stop = settled_stop(_STOPS.get(self._stop, "end"), len(calls))
-        return Reply(tuple(parts), stop, self.used(), self._model)
+        reply = Reply(tuple(parts), stop, self.used(), self._model)
+        return reply if self._final is None else self._final.settled(reply)
 
     @property
     def _has_begun(self) -> bool:
@@ -188,7 +193,10 @@ class AnthropicReading:
     def _begin(self, index: int, block: _Block) -> None:
         draft = self._drafts[index] = _Draft(block)
         if block.type == "tool_use":
-            self._say("tool", block.name)
+            if block.name != self._spoken:
+                self._say("tool", block.name)
+            elif block.input not in (_NOTHING, _EMPTY):
+                self._say("text", _args(draft))
         elif draft.pieces:
             self._say("text" if block.type == "text" else "thinking", draft.text)
 
@@ -205,6 +213,8 @@ class AnthropicReading:
                 self._say("thinking", delta.thinking)
             case "input_json_delta":
                 draft.pieces.append(delta.partial_json)
+                if draft.block.name == self._spoken:
+                    self._say("text", delta.partial_json)
             case "signature_delta":
                 draft.signature.append(delta.signature)
             case _:

@@ -1,13 +1,14 @@
 """The chat completions wire: what OpenAI, and nearly every server that serves open models, speaks.
 
 The body is joined from bytes that were made once per message, tool list and system text. `Request.output_schema`
-becomes a native `response_format`. A message's tool results come out before its other parts, because this wire
-wants them right after the calls they answer.
+becomes a native `response_format`, and a final tool for a model whose server turned that down. A message's tool results
+come out before its other parts, because this wire wants them right after the calls they answer.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,12 +30,18 @@ from atlas.kernel.model import (
 )
 from atlas.kernel.port import Clock
 from atlas.models.encoding import Encodings
+from atlas.models.final_tool import FinalTool, offered
 from atlas.models.http import Http, Target
 from atlas.models.openai_reply import OpenAIReading
 from atlas.models.strict import is_strict
 from atlas.models.wire import converse
 
 BASE_URL = "https://api.openai.com/v1"
+# How servers say that they cannot give answers a format, or not this one, or not beside tools: OpenAI's older models,
+# DeepSeek, Groq, vLLM, llama.cpp, Gemini.
+_NO_FORMAT = re.compile(
+    r"response.?format|response mime type|json.?schema|structured.?output|grammar|guided", re.IGNORECASE
+)
 _json = msgspec.json.encode
 
 
@@ -68,12 +75,26 @@ class OpenAIModel:
         self._load_blob = load_blob
         self._stream = stream
         self._encodings = Encodings()
+        self._formatless: set[str] = set()
         self._last_tools: tuple[tuple[ToolSpec, ...], bytes] = ((), b"")
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         """The reply, with deltas on the way; raises ModelError."""
+        if request.output_schema is None:
+            return await self._ask(request, None, on_delta)
+        if request.model not in self._formatless:
+            try:
+                return await self._ask(request, None, on_delta)
+            except ModelError as error:
+                if error.kind not in ("invalid", "server") or error.usage or not _NO_FORMAT.search(error.message):
+                    raise
+        reply = await self._ask(*offered(request), on_delta)
+        self._formatless.add(request.model)
+        return reply
+
+    async def _ask(self, request: Request, final: FinalTool | None, on_delta: OnDelta) -> Reply:
         body = await self.body(request)
-        reading = OpenAIReading(request, on_delta, self._target.name)
+        reading = OpenAIReading(request, on_delta, self._target.name, final)
         return await converse(self._http, self._target, body, reading, self._clock)
 
     async def close(self) -> None:

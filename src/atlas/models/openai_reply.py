@@ -10,6 +10,7 @@ import msgspec
 from atlas.kernel.model import Delta, ModelError, OnDelta, Part, Reply, Request, StopReason, Text, Thinking, Usage
 from atlas.models.estimate import estimate
 from atlas.models.failure import complaint_from, stream_failure
+from atlas.models.final_tool import FinalTool
 from atlas.models.wire import settled_stop, unique_ids
 
 _NOTHING = msgspec.Raw(b"null")
@@ -93,9 +94,11 @@ _USAGE = msgspec.json.Decoder(_Usage)
 class OpenAIReading:
     """Collects an answer piece by piece."""
 
-    def __init__(self, request: Request, on_delta: OnDelta, name: str) -> None:
+    def __init__(self, request: Request, on_delta: OnDelta, name: str, final: FinalTool | None = None) -> None:
         self.is_done = False
         self.is_whole = False
+        self._final = final
+        self._spoken = None if final is None else final.spoken
         self._request = request
         self._on_delta = on_delta
         self._name = name
@@ -141,7 +144,8 @@ class OpenAIReading:
         calls = [(draft.id, draft.name, "".join(draft.args)) for draft in self._drafts]
         parts += unique_ids(calls, self._request.step)
         stop = "refusal" if self._refusal else settled_stop(_STOPS.get(self._finish, "end"), len(calls))
-        return Reply(tuple(parts), stop, self.used(), self._model)
+        reply = Reply(tuple(parts), stop, self.used(), self._model)
+        return reply if self._final is None else self._final.settled(reply)
 
     def _take(self, answer: _Answer) -> None:
         if answer.error != _NOTHING:
@@ -188,13 +192,16 @@ class OpenAIReading:
             self._drafts.append(known)
             if call.index is not None:
                 self._by_index[call.index] = known
-            self._say("tool", name)
+            if name != self._spoken:
+                self._say("tool", name)
         elif name and not known.name:
             known.name = name
         if isinstance(args, dict):  # some servers send the object instead of its text
             args = msgspec.json.encode(args).decode()
         if args:
             known.args.append(args)
+            if known.name == self._spoken:
+                self._say("text", args)
 
     def _known(self, call: _Call) -> _Draft | None:
         if call.index is not None:
