@@ -22,6 +22,8 @@ _STOPS: Mapping[str, StopReason] = {
     "function_call": "tool_call",
     "content_filter": "filter",
 }
+# The server gave up on its own answer: OpenRouter and Mistral, vLLM and SGLang, DeepSeek.
+_GAVE_UP = frozenset({"error", "abort", "insufficient_system_resource"})
 
 
 class _Function(msgspec.Struct, gc=False):
@@ -55,6 +57,7 @@ class _Choice(msgspec.Struct, gc=False):
     delta: _Words | None = None
     message: _Words | None = None
     finish_reason: str | None = None
+    error: msgspec.Raw = _NOTHING
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -134,7 +137,9 @@ class OpenAIReading:
         return estimate(self._request, sum(len(piece.encode(errors="surrogatepass")) for piece in pieces))
 
     def reply(self) -> Reply:
-        """The answer, thoughts first and calls last."""
+        """The answer, thoughts first and calls last; ModelError when the server gave it up half-way."""
+        if self._finish in _GAVE_UP:
+            raise ModelError("server", f"{self._name} gave up on its answer: {self._finish}", usage=self.used())
         parts: list[Part] = []
         if self._thinking:
             parts.append(Thinking("".join(self._thinking)))
@@ -157,6 +162,8 @@ class OpenAIReading:
         for choice in answer.choices or ():
             if choice.index:
                 continue  # one answer was asked for
+            if choice.error != _NOTHING:
+                raise self._failure(choice.error)
             if choice.delta is not None:
                 self._hear(choice.delta)
                 for piece in choice.delta.tool_calls or ():

@@ -140,6 +140,26 @@ def test_stop_reasons_mean_the_same_on_both_wires(wire: Wire, said: str, stop: s
     assert read(wire, [render(wire, act, "m", Billed(1, 1, 0, 0), stream=True)]).stop == stop
 
 
+@pytest.mark.parametrize("finish", ["error", "abort", "insufficient_system_resource"])
+def test_half_an_answer_that_the_server_gave_up_is_no_answer_and_has_its_bill(finish: str) -> None:
+    act = Act(text="The first half", stop=finish, usage=ActUsage(100, 20))
+    stream, whole = (render("openai", act, "m", bill(act, 0), streamed) for streamed in (True, False))
+    reading = OpenAIReading(REQUEST, Heard(), "lab")
+    reading.whole(whole)
+    for attempt in (reading.reply, lambda: read("openai", [stream])):
+        with pytest.raises(ModelError) as caught:
+            attempt()
+        assert (caught.value.kind, caught.value.usage) == ("server", Usage(100, 20))
+
+
+def test_a_complaint_inside_a_choice_ends_the_answer() -> None:
+    failed = {"index": 0, "delta": {"content": ""}, "finish_reason": "error", "error": {"code": 429, "message": "slow"}}
+    line = b"data: " + json.dumps({"choices": [failed]}).encode() + b"\n\n"
+    with pytest.raises(ModelError, match="slow") as caught:
+        read("openai", [chunk({"content": "The first half"}), line, DONE])
+    assert caught.value.kind == "rate_limit"
+
+
 def test_a_call_makes_the_stop_a_call_and_a_cut_stays_a_cut() -> None:
     for said, stop in (("stop", "tool_call"), ("length", "length")):
         act = Act(tool_calls=(ActCall("look"),), stop=said)
