@@ -109,7 +109,8 @@ class AnthropicReading:
         self._on_delta = on_delta
         self._name = name
         self._model = request.model
-        self._drafts: dict[int, _Draft] = {}
+        self._drafts: list[_Draft] = []
+        self._by_index: dict[int, _Draft] = {}  # a server that gives two blocks the same one means the last
         self._stop = ""
         self._said = _Usage()
 
@@ -154,7 +155,7 @@ class AnthropicReading:
     def used(self) -> Usage:
         """As the server said; what it did not say is estimated from what was sent and what came."""
         said = self._said
-        size = sum(len(piece.encode(errors="surrogatepass")) for d in self._drafts.values() for piece in d.pieces)
+        size = sum(len(piece.encode(errors="surrogatepass")) for d in self._drafts for piece in d.pieces)
         if said.input_tokens is None:
             return estimate(self._request, size)
         cached, written = max(0, said.cache_read_input_tokens or 0), max(0, said.cache_creation_input_tokens or 0)
@@ -166,10 +167,9 @@ class AnthropicReading:
 
     def reply(self) -> Reply:
         """The answer, its blocks in the order in which they began."""
-        drafts = [self._drafts[index] for index in sorted(self._drafts)]
-        calls = [(d.block.id, d.block.name, _args(d)) for d in drafts if d.block.type == "tool_use"]
+        calls = [(d.block.id, d.block.name, _args(d)) for d in self._drafts if d.block.type == "tool_use"]
         unique = iter(unique_ids(calls, self._request.step))
-        parts = [part for draft in drafts if (part := _part(draft, unique)) is not None]
+        parts = [part for draft in self._drafts if (part := _part(draft, unique)) is not None]
         stop = settled_stop(_STOPS.get(self._stop, "end"), len(calls))
         reply = Reply(tuple(parts), stop, self.used(), self._model)
         return reply if self._final is None else self._final.settled(reply)
@@ -191,7 +191,8 @@ class AnthropicReading:
         )
 
     def _begin(self, index: int, block: _Block) -> None:
-        draft = self._drafts[index] = _Draft(block)
+        draft = self._by_index[index] = _Draft(block)
+        self._drafts.append(draft)
         if block.type == "tool_use":
             if block.name != self._spoken:
                 self._say("tool", block.name)
@@ -201,7 +202,7 @@ class AnthropicReading:
             self._say("text" if block.type == "text" else "thinking", draft.text)
 
     def _grow(self, index: int, delta: _Delta) -> None:
-        draft = self._drafts.get(index)
+        draft = self._by_index.get(index)
         if draft is None:
             raise msgspec.DecodeError("a delta for a block that never began")
         match delta.type:

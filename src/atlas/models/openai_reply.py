@@ -89,6 +89,15 @@ class _Draft:
         self.name = name
         self.args: list[str] = []
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments are JSON as far as they came."""
+        try:
+            msgspec.json.decode("".join(self.args))
+        except msgspec.DecodeError:
+            return False
+        return True
+
 
 _ANSWER = msgspec.json.Decoder(_Answer)
 _USAGE = msgspec.json.Decoder(_Usage)
@@ -192,9 +201,11 @@ class OpenAIReading:
         self._on_delta(Delta(kind, text, self._request.attempt))
 
     def _add(self, call: _Call, known: _Draft | None) -> None:
-        """Adds a piece to the call it belongs to: a new one also for another id under a known index."""
-        name, args = call.function.name or "", call.function.arguments
-        if known is None or (call.id and known.id and call.id != known.id):
+        """Adds a piece to the call it belongs to: a new one also for another call under a known index or id."""
+        name, args = call.function.name or "", call.function.arguments or ""
+        if isinstance(args, dict):  # some servers send the object instead of its text
+            args = msgspec.json.encode(args).decode()
+        if known is None or _is_another(call, args, known):
             known = _Draft(call.id or "", name)
             self._drafts.append(known)
             if call.index is not None:
@@ -203,8 +214,6 @@ class OpenAIReading:
                 self._say("tool", name)
         elif name and not known.name:
             known.name = name
-        if isinstance(args, dict):  # some servers send the object instead of its text
-            args = msgspec.json.encode(args).decode()
         if args:
             known.args.append(args)
             if known.name == self._spoken:
@@ -222,6 +231,13 @@ class OpenAIReading:
         begun = bool(self._text or self._thinking or self._drafts)
         complaint = complaint_from(msgspec.json.decode(error))
         return stream_failure(self._name, complaint, self.used() if begun else self._usage)
+
+
+def _is_another(call: _Call, args: str, known: _Draft) -> bool:
+    """Whether a piece begins a call: servers give several the same index or id, and others repeat both in each piece."""
+    if call.id and known.id and call.id != known.id:
+        return True
+    return bool(call.function.name) and args.lstrip().startswith("{") and known.is_whole
 
 
 def _usage(data: msgspec.Raw) -> Usage | None:

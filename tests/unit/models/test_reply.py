@@ -206,6 +206,45 @@ def test_calls_may_come_without_an_index_or_all_under_the_same_one() -> None:
     assert read("openai", [*same, chunk({}, "stop"), DONE]).parts == calls
 
 
+@pytest.mark.parametrize("where", [{"index": 0, "id": "a"}, {"index": 0, "id": ""}, {"index": 0}, {"id": "a"}])
+@pytest.mark.parametrize("names", ["look look", "look see"])
+def test_whole_calls_under_the_same_index_or_id_are_calls_of_their_own(where: dict[str, Any], names: str) -> None:
+    calls = [
+        {**where, "function": {"name": name, "arguments": json.dumps({"x": number})}}
+        for number, name in enumerate(names.split())
+    ]
+    for chunks in ([chunk({"tool_calls": calls})], [chunk({"tool_calls": [call]}) for call in calls]):
+        reply = read("openai", [*chunks, chunk({}, "tool_calls"), DONE])
+        found = [(part.name, part.args) for part in reply.parts if isinstance(part, ToolCall)]
+        assert found == [(name, f'{{"x": {number}}}') for number, name in enumerate(names.split())]
+        assert len({part.id for part in reply.parts if isinstance(part, ToolCall)}) == 2
+
+
+def test_a_call_whose_name_and_id_are_repeated_in_each_piece_is_one_call() -> None:
+    pieces = ["", '{"x"', ': {"y":', " 1}}", "", "\n"]
+    chunks = [
+        chunk({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "look", "arguments": piece}}]})
+        for piece in pieces
+    ]
+    reply = read("openai", [*chunks, chunk({}, "tool_calls"), DONE])
+    assert reply.parts == (ToolCall("a", "look", '{"x": {"y": 1}}\n'),)
+
+
+def test_blocks_under_the_same_index_are_all_kept_in_the_order_they_began() -> None:
+    said = {"type": "text", "text": ""}
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    events: list[dict[str, Any]] = [
+        {"type": "content_block_start", "index": 0, "content_block": said},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "I look."}},
+        {"type": "content_block_start", "index": 0, "content_block": call},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": '{"x": 1}'}},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+        {"type": "message_stop"},
+    ]
+    reply = read("anthropic", [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events])
+    assert reply.parts == (Text("I look."), ToolCall("a", "look", '{"x": 1}'))
+
+
 def test_nameless_beginnings_of_calls_are_told_apart_by_their_names() -> None:
     pieces = [{"function": {"name": name, "arguments": "{}"}} for name in ("look", "see")]
     reply = read("openai", [chunk({"tool_calls": [piece]}) for piece in pieces] + [chunk({}, "stop"), DONE])
