@@ -10,6 +10,14 @@ from typing import assert_never
 from atlas.kernel.model import Image, Message, Request, Text, Thinking, ToolCall, ToolResult, Usage
 
 BYTES_PER_TOKEN = 3
+MOST_TOKENS = 10**9
+"""More than any request or answer has, and few enough that nobody's sums overflow."""
+
+
+def is_plausible(usage: Usage) -> bool:
+    """Whether the counts can be true; a provider that says others has told nothing."""
+    counts = (usage.tokens_in, usage.tokens_out, usage.cached_in, usage.cache_write_in)
+    return all(0 <= count <= MOST_TOKENS for count in counts)
 
 
 def estimate(request: Request, bytes_out: int = 0) -> Usage:

@@ -34,7 +34,7 @@ from atlas.kernel.model import (
 )
 from atlas.kernel.port import Clock
 from atlas.models.catalogue import Catalogue, Rate
-from atlas.models.estimate import estimate, tokens
+from atlas.models.estimate import estimate, is_plausible, tokens
 from atlas.models.gate import Gate, LeftAlone
 from atlas.models.http import PATIENCE, Http, Patience
 from atlas.models.name import Names
@@ -309,15 +309,20 @@ class _Course:
             reply = await adapter.ask(request, self._hear)
         except ModelError as error:
             gate.failed(error.kind)
-            self._settle(model, error.usage or Usage(), began, error.record())
+            self._settle(model, self._counted(error.usage or Usage()), began, error.record())
             raise
         except BaseException:  # cancelled: nobody else will know what it used
             gate.given_up()
             self._settle(model, estimate(request, self._heard), began, CANCELLED)
             raise
         gate.succeeded()
-        self._settle(model, reply.usage, began, None)
-        return reply
+        usage = self._counted(reply.usage)
+        self._settle(model, usage, began, None)
+        return reply if usage is reply.usage else msgspec.structs.replace(reply, usage=usage)
+
+    def _counted(self, usage: Usage) -> Usage:
+        """The usage as the provider told it; where that cannot be, all that it might have been."""
+        return usage if is_plausible(usage) else Usage(self._tokens_in(), self._max_output, is_estimated=True)
 
     def _hear(self, delta: Delta) -> None:
         self._heard += len(delta.text)

@@ -36,6 +36,7 @@ class Playing:
         self.acts = list(acts)
         self.requests: list[Request] = []
         self.is_closed = False
+        self.usage = USAGE
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         self.requests.append(request)
@@ -45,7 +46,7 @@ class Playing:
             raise act
         if act == "hang":
             await asyncio.sleep(60)
-        return Reply((Text(act),), "end", USAGE, request.model)
+        return Reply((Text(act),), "end", self.usage, request.model)
 
     async def close(self) -> None:
         self.is_closed = True
@@ -281,6 +282,20 @@ def test_what_a_provider_says_beyond_the_reservation_is_counted_even_when_its_an
     with pytest.raises(ModelError):
         ask(build(a=Playing(cut, "yes")), tab=tab)
     assert tab.attempts[0].usage == Usage(9_000, 5_000, is_estimated=True)
+
+
+@pytest.mark.parametrize("said", [Usage(10**17, 10**30), Usage(5, 10**10), Usage(-1, 5), Usage(5, 5, 10**12)])
+def test_counts_that_cannot_be_true_are_taken_for_none(said: Usage) -> None:
+    most = Usage(7_000, REQUEST.max_output_tokens, is_estimated=True)
+    a = Playing("yes")
+    a.usage = said
+    answered, failed = Tab(50_000, 7_000), Tab(50_000, 7_000)
+    assert ask(build(a=a), tab=answered).reply.usage == most
+    with pytest.raises(ModelError):
+        ask(build(a=Playing(failure("invalid", usage=said))), tab=failed)
+    for tab in (answered, failed):
+        assert [attempt.usage for attempt in tab.attempts] == [most]
+        assert tab.cost_micro_usd == 7_000 + 10 * REQUEST.max_output_tokens
 
 
 def test_after_a_lost_question_the_next_candidate_is_asked_first() -> None:
