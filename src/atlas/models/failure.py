@@ -18,15 +18,23 @@ from atlas.kernel.model import ModelError, ModelErrorKind, Usage
 
 MESSAGE_LIMIT = 500
 
-# How servers say that a request does not fit: OpenAI, Anthropic, vLLM, llama.cpp, Gemini, Groq, xAI, Mistral, Bedrock.
+# How servers say that a request does not fit: OpenAI, Anthropic, vLLM, llama.cpp, Gemini, Groq, xAI, Mistral, Bedrock,
+# Text Generation Inference, Moonshot.
 _OVERFLOW = re.compile(
     r"context[_ ]length|context[_ ]window|context[_ ]size|maximum context|context limit|prompt is too long"
     r"|input is too long|maximum prompt length|reduce the length of|token count.{0,40}exceeds"
-    r"|too many tokens|too large for model|request_too_large",
+    r"|too many tokens|too large for model|request_too_large|maximum model length|model token limit"
+    r"|must have less than \d+ tokens|`max_new_tokens` must be <=",
     re.IGNORECASE,
 )
-_NO_CREDIT = re.compile(r"insufficient_quota|insufficient (?:balance|credit|funds)|credit balance", re.IGNORECASE)
-_FILTERED = re.compile(r"content_filter|content_policy|content management policy", re.IGNORECASE)
+_NO_CREDIT = re.compile(
+    r"insufficient_quota|insufficient (?:balance|credit|funds)|credit balance|billing_hard_limit", re.IGNORECASE
+)
+_FILTERED = re.compile(
+    r"content.filter|content_policy|content management policy|(?:input|prompt) was flagged", re.IGNORECASE
+)
+# A key or a model that is not served, from servers that answer neither with 401 nor with 404: Gemini, Mistral, OpenRouter.
+_NOT_SERVED = re.compile(r"api key not valid|not a valid model|invalid.model\b", re.IGNORECASE)
 
 _BY_STATUS: Mapping[int, ModelErrorKind] = {
     401: "auth",
@@ -173,8 +181,10 @@ def _kind(status: int, complaint: Complaint, text: str) -> ModelErrorKind:
         return "overflow"
     if status in (0, 400, 429) and _NO_CREDIT.search(said):
         return "auth"
-    if status == 400 and _FILTERED.search(said):
+    if status in (0, 400, 403) and _FILTERED.search(said):
         return "refused"
+    if status in (0, 400, 422) and _NOT_SERVED.search(said):
+        return "auth"
     if (kind := _BY_STATUS.get(status)) is not None:
         return kind
     if (kind := _BY_TYPE.get(complaint.code) or _BY_TYPE.get(complaint.type)) is not None and status in (0, 400):

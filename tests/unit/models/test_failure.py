@@ -53,7 +53,35 @@ CASES: list[tuple[int, bytes, ModelErrorKind]] = [
     ),
     (400, b'[{"error": {"code": 400, "message": "The input token count (9) exceeds the maximum number"}}]', "overflow"),
     (500, b'{"error": "Input is too long for requested model"}', "overflow"),
+    (
+        400,
+        openai("The decoder prompt (length 5000) is longer than the maximum model length of 4096."),  # vLLM
+        "overflow",
+    ),
+    (
+        422,  # Text Generation Inference
+        b'{"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000"}',
+        "overflow",
+    ),
+    (422, b'{"error": "Input validation error: `inputs` must have less than 4095 tokens. Given: 5000"}', "overflow"),
+    (400, openai("Your request exceeded model token limit: 262144 (requested: 300000)"), "overflow"),  # Moonshot
     (400, openai("blocked", code="content_filter"), "refused"),
+    (
+        400,
+        openai("Your prompt was flagged as potentially violating our usage policy.", code="invalid_prompt"),
+        "refused",
+    ),
+    (400, anthropic("invalid_request_error", "Output blocked by content filtering policy"), "refused"),
+    (403, openai('The model requires moderation. Your input was flagged for "violence".'), "refused"),  # OpenRouter
+    (
+        400,
+        b'[{"error": {"code": 400, "message": "API key not valid. Please pass a valid API key."}}]',
+        "auth",
+    ),  # Gemini
+    (400, openai("Invalid model: foo", "invalid_model", "1500"), "auth"),  # Mistral
+    (400, openai("foo/bar is not a valid model ID"), "auth"),  # OpenRouter
+    (400, openai("Billing hard limit has been reached", code="billing_hard_limit_reached"), "auth"),
+    (400, openai("Invalid 'messages[1]': model output expected", "invalid_request_error"), "invalid"),
     (400, openai("Unknown parameter: 'foo'", "invalid_request_error"), "invalid"),
     (422, b'{"detail": [{"loc": ["body"], "msg": "field required"}]}', "invalid"),
     (418, b"", "invalid"),
