@@ -152,15 +152,22 @@ def retry_after_s(headers: Mapping[str, str], now_us: int) -> float:
         return 0.0
     if (seconds := _number(text)) is not None:
         return seconds
+    until_s = _moment_s(text)
+    # Against the server's own clock when it tells it: ours may be off.
+    now_s = _moment_s(headers.get("Date", ""))
+    return 0.0 if until_s is None else max(0.0, until_s - (now_us / 1e6 if now_s is None else now_s))
+
+
+def _moment_s(text: str) -> float | None:
+    """The seconds since the epoch that an HTTP date means, which is in UTC also when it does not say so."""
+    from datetime import UTC
     from email.utils import parsedate_to_datetime
 
     try:
-        until = parsedate_to_datetime(text).timestamp()
-        # Against the server's own clock when it tells it: ours may be off.
-        now = parsedate_to_datetime(headers["Date"]).timestamp() if "Date" in headers else now_us / 1e6
+        moment = parsedate_to_datetime(text)
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        return 0.0
-    return max(0.0, until - now)
+        return None
 
 
 def _number(text: str) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -145,7 +146,20 @@ def test_message_is_bounded() -> None:
         ({"Retry-After": "Thu, 01 Jan 2026 00:00:12 GMT"}, 12.0),
         ({"Retry-After": "Wed, 31 Dec 2025 23:59:00 GMT"}, 0.0),
         ({"Retry-After": "Thu, 01 Jan 2026 01:00:12 GMT", "Date": "Thu, 01 Jan 2026 01:00:00 GMT"}, 12.0),
+        ({"Retry-After": "Thu, 01 Jan 2026 00:00:12 GMT", "Date": "today"}, 12.0),
+        ({"Retry-After": "Thu, 99 Jan 2026 00:00:12 GMT"}, 0.0),
     ],
 )
 def test_time_to_wait_is_read_from_seconds_and_from_dates(headers: Mapping[str, str], seconds: float) -> None:
     assert retry_after_s(headers, NOW_US) == seconds
+
+
+@pytest.mark.parametrize("zone", ["", " -0000"])
+def test_a_date_without_a_zone_is_in_utc_wherever_this_machine_is(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        monkeypatch.setenv("TZ", "America/New_York")
+        time.tzset()
+        assert retry_after_s({"Retry-After": f"Thu, 01 Jan 2026 00:00:12{zone}"}, NOW_US) == 12.0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
