@@ -384,6 +384,39 @@ def test_refusals_are_classified_and_say_when_to_come_again(
     assert "the-key" not in str(error)
 
 
+KEY = "the-key"
+
+
+def quoting(before: int) -> str:
+    return "-" * before + KEY + "-" * 1_000
+
+
+@both_wires
+@pytest.mark.parametrize(
+    "say, lead",
+    [
+        (lambda text: Act(status=400, body=json.dumps({"error": {"message": text}})), len("openai answered 400: ")),
+        (lambda text: Act(status=500, body=text), len("openai answered 500: ")),
+        (
+            lambda text: Act(extra=(json.dumps({"type": "error", "error": {"message": text}}),)),
+            len("openai broke off: "),
+        ),
+        (lambda text: Act(extra=(text,)), 380),
+        (lambda text: Act(body=text, content_type="application/json"), 380),
+        (lambda text: Act(body=text, content_type="text/html"), 380),
+    ],
+    ids=["complaint", "page", "stream", "event", "answer", "kind"],
+)
+def test_no_part_of_the_key_stays_where_a_message_is_cut(
+    first: ProviderProcess, wire: Wire, say: Callable[[str], Act], lead: int
+) -> None:
+    end = 500 - lead
+    for before in range(end - len(KEY) - 5, end + 1):
+        message = fail(wire, first, say(quoting(before))).message
+        assert "-t" not in message, message
+        assert len(message) <= 500
+
+
 @both_wires
 def test_redirects_are_not_followed(first: ProviderProcess, second: ProviderProcess, wire: Wire) -> None:
     second.plan(Act(text="stolen"))

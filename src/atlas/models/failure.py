@@ -98,17 +98,22 @@ def http_failure(name: str, status: int, headers: Mapping[str, str], body: bytes
     kind = _kind(status, complaint, text)
     return ModelError(
         kind,
-        f"{name} answered {status}: {text[:MESSAGE_LIMIT] or 'without a reason'}",
+        shortened(f"{name} answered {status}: {text or 'without a reason'}"),
         retry_after_s=retry_after_s(headers, now_us),
         hint=_HINTS.get(kind, ""),
     )
 
 
 def stream_failure(name: str, complaint: Complaint, usage: Usage | None) -> ModelError:
-    """The error for a complaint in the middle of a stream, with what was used until then."""
+    """The error for a complaint in the middle of a stream, with what was used until then; as long as the complaint is."""
     kind = _kind(_status(complaint.code), complaint, complaint.message)
     text = complaint.message or complaint.type or "without a reason"
-    return ModelError(kind, f"{name} broke off: {text[:MESSAGE_LIMIT]}", usage=usage, hint=_HINTS.get(kind, ""))
+    return ModelError(kind, f"{name} broke off: {text}", usage=usage, hint=_HINTS.get(kind, ""))
+
+
+def shortened(message: str) -> str:
+    """The message, or its beginning when a provider said too much."""
+    return message[:MESSAGE_LIMIT]
 
 
 def malformed(name: str, what: str, data: bytes, usage: Usage | None = None) -> ModelError:

@@ -13,7 +13,7 @@ import msgspec
 
 from atlas.kernel.model import ModelError, Part, Reply, StopReason, Text, ToolCall, Usage
 from atlas.kernel.port import Clock
-from atlas.models.failure import http_failure, malformed
+from atlas.models.failure import http_failure, malformed, shortened
 from atlas.models.http import Exchange, Http, Target
 from atlas.models.sse import Events
 
@@ -48,7 +48,7 @@ class Reading(Protocol):
 
 async def converse(http: Http, target: Target, body: bytes, reading: Reading, clock: Clock) -> Reply:
     """The provider's answer to `body`; raises ModelError, whose message never holds the key."""
-    stream = _Stream(reading, target.name)
+    stream = _Stream(reading, target)
     try:
         async with http.post(target, body, reading.used, stream.hear) as exchange:
             match exchange.content_type if exchange.status == 200 else None:
@@ -57,13 +57,14 @@ async def converse(http: Http, target: Target, body: bytes, reading: Reading, cl
                     stream.end()
                     await exchange.linger(LINGER_S)
                 case "application/json":  # also when a stream was asked for: some servers cannot
-                    await _whole(exchange, reading, target.name)
+                    await _whole(exchange, reading, target)
                 case _:
-                    raise await _refusal(exchange, target.name, clock)
+                    raise await _refusal(exchange, target, clock)
     except ModelError as error:
-        if target.secret and target.secret in error.message:  # providers quote the key they do not like
-            error.message = error.message.replace(target.secret, "***")
-            error.args = (error.message,)
+        # Providers quote the key they do not like; it goes before the message is cut, lest a part of it stays.
+        said = error.message.replace(target.secret, "***") if target.secret else error.message
+        error.message = shortened(said)
+        error.args = (error.message,)
         raise
     return judged(reading.reply(), target.name)
 
@@ -71,9 +72,9 @@ async def converse(http: Http, target: Target, body: bytes, reading: Reading, cl
 class _Stream:
     """A streamed answer, read event by event."""
 
-    def __init__(self, reading: Reading, name: str) -> None:
+    def __init__(self, reading: Reading, target: Target) -> None:
         self._reading = reading
-        self._name = name
+        self._target = target
         self._events = Events()
         self._size = 0
         self._failure: BaseException | None = None
@@ -90,7 +91,7 @@ class _Stream:
         try:
             if self._size > REPLY_LIMIT:
                 used = self._reading.used()
-                raise ModelError("server", f"{self._name} sent more than {REPLY_LIMIT} bytes", usage=used)
+                raise ModelError("server", f"{self._target.name} sent more than {REPLY_LIMIT} bytes", usage=used)
             self._context.run(self._read, self._events.feed(chunk))
         except BaseException as error:  # noqa: BLE001 - raised again where the answer is waited for
             self._failure = error
@@ -105,7 +106,9 @@ class _Stream:
         if not reading.is_done:
             self._read(self._events.close())
         if not (reading.is_done or reading.is_whole):
-            raise ModelError("connection", f"{self._name} stopped in the middle of its answer", usage=reading.used())
+            raise ModelError(
+                "connection", f"{self._target.name} stopped in the middle of its answer", usage=reading.used()
+            )
 
     def _read(self, events: list[bytes]) -> None:
         reading = self._reading
@@ -115,24 +118,32 @@ class _Stream:
             try:
                 reading.event(data)
             except _UNREADABLE:
-                raise malformed(self._name, "an event that cannot be read", data, reading.used()) from None
+                raise _unreadable(self._target, "an event", data, reading) from None
 
 
-async def _whole(exchange: Exchange, reading: Reading, name: str) -> None:
+async def _whole(exchange: Exchange, reading: Reading, target: Target) -> None:
     data = await exchange.rest(REPLY_LIMIT)
     try:
         reading.whole(data)
     except _UNREADABLE:
-        raise malformed(name, "an answer that cannot be read", data, reading.used()) from None
+        raise _unreadable(target, "an answer", data, reading) from None
 
 
-async def _refusal(exchange: Exchange, name: str, clock: Clock) -> ModelError:
+async def _refusal(exchange: Exchange, target: Target, clock: Clock) -> ModelError:
     """What is wrong with an answer that holds no reply."""
+    data = _clean(await exchange.rest(ERROR_BODY_LIMIT), target)
     if exchange.status != 200:
-        data = await exchange.rest(ERROR_BODY_LIMIT)
-        return http_failure(name, exchange.status, exchange.headers, data, clock.now_us())
-    start = await exchange.rest(200)
-    return malformed(name, f"{exchange.content_type or 'an unnamed kind of content'} instead of an answer", start)
+        return http_failure(target.name, exchange.status, exchange.headers, data, clock.now_us())
+    return malformed(target.name, f"{exchange.content_type or 'an unnamed kind of content'} instead of an answer", data)
+
+
+def _unreadable(target: Target, what: str, data: bytes, reading: Reading) -> ModelError:
+    return malformed(target.name, f"{what} that cannot be read", _clean(data, target), reading.used())
+
+
+def _clean(data: bytes, target: Target) -> bytes:
+    """The bytes without the key: a message shows a part of them, and a part of a key is found no more."""
+    return data.replace(target.secret.encode(), b"***") if target.secret else data
 
 
 def judged(reply: Reply, name: str) -> Reply:
