@@ -30,16 +30,20 @@ class Breaker:
         self._open_until: float | None = None
         self._is_probing = False
 
-    def admit(self, now: float) -> float:
-        """0 when a call may go, as the probe when the breaker was open; else in how many seconds to ask again."""
+    def away_s(self, now: float) -> float:
+        """0 when a call may go; else in how many seconds to ask again."""
         if self._open_until is None:
             return 0.0
         if now < self._open_until:
             return self._open_until - now
-        if self._is_probing:
-            return self._recovery_s
-        self._is_probing = True
-        return 0.0
+        return self._recovery_s if self._is_probing else 0.0
+
+    def admit(self, now: float) -> float:
+        """As `away_s`; when the breaker was open and a call may go, it is the probe."""
+        away_s = self.away_s(now)
+        if not away_s:
+            self._is_probing = self._open_until is not None
+        return away_s
 
     def succeeded(self) -> None:
         """The provider answered: closes it."""
@@ -75,20 +79,22 @@ class Gate:
         return Passage(self, name, patience_s)
 
     async def enter(self, name: str, patience_s: float) -> None:
-        """Takes a place in the lane, which must be left again; none when it raises."""
-        await self._lane.acquire()
-        try:
-            now_s = asyncio.get_running_loop().time()
-            until_s = now_s + patience_s
-            while away_s := self._breaker.admit(now_s):
-                left_s = until_s - now_s
+        """Takes a place in the lane, which must be left again; none when it raises.
+
+        Nobody who waits for the breaker holds a place: others may not be willing to wait for it.
+        """
+        now = asyncio.get_running_loop().time
+        until_s = now() + patience_s
+        while True:
+            while away_s := self._breaker.away_s(now()):
+                left_s = until_s - now()
                 if left_s <= 0:
                     raise LeftAlone("server", f"{name} failed too often and is left alone", retry_after_s=away_s)
                 await self._change(min(away_s, left_s))
-                now_s = asyncio.get_running_loop().time()
-        except BaseException:
-            self._lane.release()
-            raise
+            await self._lane.acquire()
+            if not self._breaker.admit(now()):
+                return
+            self._lane.release()  # it opened, or another one became the probe, while this one stood in line
 
     def leave(self) -> None:
         """Gives the place back."""

@@ -93,6 +93,46 @@ def test_without_patience_a_provider_that_is_down_is_passed_over_at_once() -> No
     asyncio.run(run())
 
 
+def test_who_waits_for_a_provider_that_is_down_is_in_nobodys_way() -> None:
+    async def run() -> None:
+        gate, entered = Gate(1, 1, 30.0), asyncio.Event()
+
+        async def wait() -> None:
+            async with gate.passed("p", 60.0):
+                entered.set()
+
+        gate.failed("server")
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(wait())
+            await asyncio.sleep(0.02)
+            async with asyncio.timeout(1):
+                with pytest.raises(LeftAlone):
+                    async with gate.passed("p", 0.0):
+                        pass
+            assert not entered.is_set()
+            waiting.cancel()
+
+    asyncio.run(run())
+
+
+def test_who_stood_in_line_when_a_provider_went_down_does_not_ask_it() -> None:
+    async def run() -> None:
+        gate = Gate(1, 1, 30.0)
+
+        async def come_second() -> None:
+            with pytest.raises(LeftAlone):
+                async with gate.passed("p", 0.0):
+                    pass
+
+        async with asyncio.timeout(1), asyncio.TaskGroup() as group:
+            async with gate.passed("p", 0.0):
+                group.create_task(come_second())
+                await asyncio.sleep(0.02)
+                gate.failed("server")
+
+    asyncio.run(run())
+
+
 def test_only_outages_are_held_against_a_provider() -> None:
     async def run() -> None:
         gate = Gate(5, 2, 30.0)
