@@ -166,8 +166,7 @@ class Http:
             waited = f"{self._patience.connect_s:g} s"
             raise ModelError("timeout", f"{name} could not be reached within {waited}") from None
         except OSError as error:
-            hint = "Is the provider's address right, and is it reachable from here?"
-            raise ModelError("connection", f"no connection to {name}: {_said(error)}", hint=hint) from None
+            raise ModelError("connection", f"no connection to {name}: {_said(error)}", hint=_hint(error)) from None
         self._open.add(connection)
         connection.closed.add_done_callback(lambda _: self._open.discard(connection))
         return connection
@@ -303,6 +302,14 @@ def _broken(name: str, error: Exception, usage: Usage) -> ModelError:
     if isinstance(error, zlib.error):
         return ModelError("server", f"{name} sent what cannot be unpacked: {error}", usage=usage)
     return ModelError("connection", f"the connection to {name} broke: {_said(error)}", usage=usage)
+
+
+def _hint(error: OSError) -> str:
+    from ssl import SSLCertVerificationError  # asyncio has it loaded already
+
+    if isinstance(error, SSLCertVerificationError):
+        return "If you trust the server, put the file of its certificate's authority into SSL_CERT_FILE."
+    return "Is the provider's address right, and is it reachable from here?"
 
 
 def _said(error: Exception) -> str:

@@ -430,6 +430,7 @@ def test_a_key_goes_only_to_a_server_whose_certificate_is_trusted(
             with pytest.raises(ModelError, match="no connection to lab") as caught:
                 await posted(url)
             assert caught.value.kind == "connection"
+            assert "SSL_CERT_FILE" in caught.value.hint
 
     in_loop(work)
     assert [b"Authorization: Bearer k\r\n" in one for one in seen] == ([True] if is_trusted else [])
