@@ -241,7 +241,7 @@ def test_without_a_model_the_error_says_what_to_set_and_nothing_happens() -> Non
         assert "ANTHROPIC_API_KEY" in caught.value.hint
         assert "atlas-agents[local]" in caught.value.hint
         assert atlas.runs().runs == ()
-    with Atlas.ephemeral(environ={"OPENAI_API_KEY": "key"}) as atlas:
+    with Atlas.ephemeral(environ={"OPENAI_BASE_URL": "http://127.0.0.1:1/v1"}) as atlas:
         with pytest.raises(Invalid, match="no model is configured for the tier fast") as caught:
             atlas.run(helper(model="fast"), "hi")
         assert "models={'tiers': {'fast': ['provider:model']}}" in caught.value.hint

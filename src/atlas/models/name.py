@@ -8,17 +8,16 @@ from atlas.kernel.config import Models
 from atlas.kernel.errors import Invalid, Problem
 from atlas.models.catalogue import Catalogue
 from atlas.models.provider import Endpoint
-from atlas.models.weights import KNOWN, SMOLLM2
-
-TIERS = ("fast", "balanced", "powerful")
+from atlas.models.usual import TIERS, usual_tiers
+from atlas.models.weights import KNOWN
 
 
 class Names:
     """Resolves names against the tiers, the providers, the configured prices and the price catalogue."""
 
     def __init__(self, models: Models, endpoints: Mapping[str, Endpoint], catalogue: Catalogue) -> None:
-        own = _when_alone(endpoints)
-        self.tiers: Mapping[str, tuple[str, ...]] = {tier: getattr(models.tiers, tier) or own for tier in TIERS}
+        usual = usual_tiers(endpoints)
+        self.tiers: Mapping[str, tuple[str, ...]] = {tier: getattr(models.tiers, tier) or usual[tier] for tier in TIERS}
         self._priced = frozenset(models.prices)
         self._endpoints = endpoints
         self._catalogue = catalogue
@@ -95,13 +94,3 @@ class Names:
             return sold
         maker = self._catalogue.vendor(model)
         return [name for name, where in listed.items() if where is not None and where == maker]
-
-
-def _when_alone(endpoints: Mapping[str, Endpoint]) -> tuple[str, ...]:
-    """What a tier without candidates means: the model of this machine, when there is no other provider at all.
-
-    Somebody with a key or a server meant to use that, and should be told that no model of it is named.
-    """
-    if not all(each.kind == "local" for each in endpoints.values()):
-        return ()
-    return tuple(f"{name}:{SMOLLM2.name}" for name in endpoints)

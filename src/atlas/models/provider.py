@@ -115,6 +115,13 @@ def complaint(endpoint: Endpoint) -> ModelError | None:
     return None
 
 
+def is_makers_own(endpoint: Endpoint) -> bool:
+    """Whether it is OpenAI's or Anthropic's own service, under its own name and with a key."""
+    known = _KNOWN.get(endpoint.kind)
+    is_home = known is not None and endpoint.base_url.rstrip("/") == known[2]
+    return is_home and endpoint.name == endpoint.kind and bool(endpoint.key)
+
+
 def build_model(
     endpoint: Endpoint, http: Http, clock: Clock, load_blob: LoadBlob, load_script: Callable[[str], Script]
 ) -> Model:

@@ -96,7 +96,7 @@ def test_a_model_behind_pydantic_ai_has_the_price_of_the_one_who_is_asked() -> N
     asyncio.run(found.close())
 
 
-def test_a_key_in_the_environment_keeps_tiers_from_becoming_local(tmp_path: Path) -> None:
+def test_a_key_or_a_server_keeps_tiers_from_becoming_local(tmp_path: Path) -> None:
     with open(tmp_path / SMOLLM2.file_name, "wb") as file:
         file.truncate(SMOLLM2.size)
     alone = {"ATLAS_MODELS": str(tmp_path)}
@@ -107,8 +107,10 @@ def test_a_key_in_the_environment_keeps_tiers_from_becoming_local(tmp_path: Path
         ("balanced", "local:smollm2"),
         ("powerful", "local:smollm2"),
     ]
+    served = listed(Models(), {**alone, "OPENAI_BASE_URL": "http://127.0.0.1:8000/v1"}).models
+    assert [(row.tier, row.model, row.remark) for row in served] == [("", "local:smollm2", "local, tiny")]
     keyed = listed(Models(), {**alone, "OPENAI_API_KEY": "x"}).models
-    assert [(row.tier, row.model, row.remark) for row in keyed] == [("", "local:smollm2", "local, tiny")]
+    assert {row.model.partition(":")[0] for row in keyed if row.tier} == {"openai"}
 
 
 def test_checking_asks_each_ready_model_once_and_says_what_it_cost() -> None:
