@@ -19,7 +19,7 @@ from atlas.kernel.model import (
     ToolCall,
     Usage,
 )
-from atlas.models.estimate import estimate, tokens
+from atlas.models.estimate import completed, estimate, tokens
 from atlas.models.failure import complaint_from, stream_failure
 from atlas.models.final_tool import FinalTool
 from atlas.models.wire import settled_stop, unique_ids
@@ -161,7 +161,7 @@ class AnthropicReading:
         cached, written = max(0, said.cache_read_input_tokens or 0), max(0, said.cache_creation_input_tokens or 0)
         total = max(0, said.input_tokens) + cached + written
         if (self.is_whole or self.is_done) and said.output_tokens is not None:
-            return Usage(total, max(0, said.output_tokens), cached, written)
+            return completed(Usage(total, max(0, said.output_tokens), cached, written), self._request, size)
         # Cut off: the count at the start of a stream is a placeholder, so what arrived is counted too.
         return Usage(total, max(said.output_tokens or 0, tokens(size)), cached, written, is_estimated=True)
 

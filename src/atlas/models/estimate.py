@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
+import msgspec
+
 from atlas.kernel.model import Image, Message, Request, Text, Thinking, ToolCall, ToolResult, Usage
 
 BYTES_PER_TOKEN = 3
@@ -26,6 +28,15 @@ def estimate(request: Request, bytes_out: int = 0) -> Usage:
     size += sum(_bytes(tool.name) + _bytes(tool.description) + len(bytes(tool.schema)) for tool in request.tools)
     size += sum(_size(message) for message in request.messages)
     return Usage(tokens_in=tokens(size), tokens_out=tokens(bytes_out), is_estimated=True)
+
+
+def completed(usage: Usage, request: Request, bytes_out: int) -> Usage:
+    """What a provider counted, with an estimate in place of a nought that cannot be: something was read or written."""
+    if usage.tokens_in and (usage.tokens_out or not bytes_out):
+        return usage
+    guess = estimate(request, bytes_out)
+    tokens_in, tokens_out = usage.tokens_in or guess.tokens_in, usage.tokens_out or guess.tokens_out
+    return msgspec.structs.replace(usage, tokens_in=tokens_in, tokens_out=tokens_out, is_estimated=True)
 
 
 def tokens(size: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from atlas.kernel.model import Delta, ModelError, OnDelta, Part, Reply, Request, StopReason, Text, Thinking, Usage
-from atlas.models.estimate import estimate
+from atlas.models.estimate import completed
 from atlas.models.failure import complaint_from, stream_failure
 from atlas.models.final_tool import FinalTool
 from atlas.models.wire import settled_stop, unique_ids
@@ -140,10 +140,9 @@ class OpenAIReading:
 
     def used(self) -> Usage:
         """As the server said, else estimated from what was sent and what came."""
-        if self._usage is not None:
-            return self._usage
         pieces = (*self._text, *self._thinking, *(piece for draft in self._drafts for piece in draft.args))
-        return estimate(self._request, sum(len(piece.encode(errors="surrogatepass")) for piece in pieces))
+        size = sum(len(piece.encode(errors="surrogatepass")) for piece in pieces)
+        return completed(self._usage or Usage(), self._request, size)
 
     def reply(self) -> Reply:
         """The answer, thoughts first and calls last; ModelError when the server gave it up half-way."""
@@ -249,8 +248,6 @@ def _usage(data: msgspec.Raw) -> Usage | None:
     details = said.prompt_tokens_details or _Details()
     tokens_in = max(0, said.prompt_tokens)
     tokens_out = max(0, said.completion_tokens or 0)
-    if not tokens_in and not tokens_out:
-        return None
     cached = min(tokens_in, max(0, details.cached_tokens or said.prompt_cache_hit_tokens or 0))
     written = min(tokens_in - cached, max(0, details.cache_write_tokens or 0))
     return Usage(tokens_in, tokens_out, cached, written)

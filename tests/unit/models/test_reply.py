@@ -275,7 +275,9 @@ def test_nulls_and_other_choices_are_not_heard() -> None:
         ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 5}}, Usage(9, 4, 5)),
         ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 50}}, Usage(9, 4, 9)),
         ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_cache_hit_tokens": 3}, Usage(9, 4, 3)),
-        ({"prompt_tokens": 9, "completion_tokens": None}, Usage(9, 0)),
+        ({"prompt_tokens": 9, "completion_tokens": None}, Usage(9, 2, is_estimated=True)),
+        ({"prompt_tokens": 9, "completion_tokens": 0}, Usage(9, 2, is_estimated=True)),
+        ({"prompt_tokens": 0, "completion_tokens": 4}, Usage(2, 4, is_estimated=True)),
         ({"prompt_tokens": 0, "completion_tokens": 0}, None),
         ({"prompt_tokens": "many"}, None),
         ({}, None),
@@ -290,6 +292,21 @@ def test_usage_is_read_as_far_as_it_makes_sense_and_else_estimated(said: Any, us
 def test_anthropic_counts_the_whole_request_and_takes_the_last_count_of_the_answer() -> None:
     act = Act(text="x", usage=ActUsage(100, 7, 60, 30))
     assert read("anthropic", [render("anthropic", act, "m", bill(act, 0), stream=True)]).usage == Usage(100, 7, 60, 30)
+
+
+@pytest.mark.parametrize("said, usage", [((0, 0), (2, 10)), ((100, 0), (100, 10)), ((0, 7), (2, 10))])
+@pytest.mark.parametrize("stream", [True, False])
+def test_anthropics_imitators_that_count_nothing_are_not_believed(
+    stream: bool, said: tuple[int, int], usage: tuple[int, int]
+) -> None:
+    act = Act(text="x" * 30, usage=ActUsage(*said))
+    data = render("anthropic", act, "m", bill(act, 0), stream)
+    if stream:
+        assert read("anthropic", [data]).usage == Usage(*usage, is_estimated=True)
+    else:
+        reading = AnthropicReading(REQUEST, Heard(), "lab")
+        reading.whole(data)
+        assert reading.reply().usage == Usage(*usage, is_estimated=True)
 
 
 @pytest.mark.parametrize("wire", ["openai", "anthropic"])
