@@ -13,7 +13,7 @@ from atlas.control.payload import pack, unpack
 from atlas.kernel.budget import micro_usd, pool_of
 from atlas.kernel.code import CallMade, Job
 from atlas.kernel.config import Execution
-from atlas.kernel.contract import Budget, Contract
+from atlas.kernel.contract import Budget, Contract, ModelName
 from atlas.kernel.decide import deadline_us
 from atlas.kernel.errors import AtlasError, CircuitOpen, Conflict, ErrorRecord, Invalid, Problem, RunFailed, Unavailable
 from atlas.kernel.event import Critical, ForkPoint, InputFile, Limits, RunCreated, draft
@@ -102,7 +102,7 @@ class Options(msgspec.Struct, frozen=True):
     why: str = ""
     allow: tuple[str, ...] | None = None
     deny: tuple[str, ...] = ()
-    model: str = ""
+    model: ModelName | None = None
 
 
 class Agents:
@@ -279,7 +279,6 @@ class Agents:
             shutdown=lifecycle.shutdown,
             memory_mb=self._execution.worker_memory_mb,
             output_limit_bytes=self._execution.output_limit_mb * 1024 * 1024,
-            model=created.model,
         )
 
     async def contract_of(self, created: RunCreated) -> Contract:
@@ -519,7 +518,7 @@ def _as_ancestor(contract: Contract) -> Ancestor:
 
 def _chosen_model(contract: Contract, options: Options) -> str:
     """The model that was chosen for a run; empty for the contract's own."""
-    if not options.model:
+    if options.model is None:
         return ""
     if contract.runtime != "prompt":
         hint = "Only a prompt agent takes a model; code names its models itself."
@@ -583,7 +582,7 @@ def _fingerprint(raw: bytes, options: Options, files: Sequence[InputFile] = ()) 
     limits = (options.budget_usd, options.critical_usd, options.allow, options.deny)
     if limits != (None, 0.0, None, ()):
         chosen += msgspec.json.encode(limits)
-    if options.model:
-        chosen += msgspec.json.encode(options.model)
+    if options.model is not None:
+        chosen += msgspec.json.encode({"model": options.model})
     given = b"\0" + msgspec.json.encode(files) if files else b""
     return hashlib.sha256(raw + b"\0" + chosen + given).hexdigest()

@@ -138,7 +138,7 @@ class Host:
         budget_usd: float | None = None,
         critical_usd: float = 0.0,
         why: str = "",
-        model: str = "",
+        model: str | None = None,
     ) -> Submitted:
         """Queues a run on a valid input, with files by name if wanted; the same key gives the run made first.
 

@@ -216,7 +216,7 @@ class PromptCode:
         self._history = await load(services.ledger, job.run_id)
         self._desk = await services.desk(job)
         model = self._desk.contract.model
-        self._model, self._fallback = job.model or model.preference, model.fallback or ""
+        self._model, self._fallback = self._history.state.created.model or model.preference, model.fallback or ""
         row = await services.ledger.run(job.run_id)
         self._session = await session_before(services.ledger, job.session_id, row.turn)
         self._limits = limits_of(self._desk.contract.context)

@@ -21,7 +21,7 @@ from atlas.kernel.hold import Hold
 class Job(msgspec.Struct, frozen=True, tag="job"):
     """One execution of an agent's `execute()`, and all it may know.
 
-    `secrets` are those that its contract names, None where one has no value. `model` was chosen for this run.
+    `secrets` are those that its contract names, None where one has no value.
     """
 
     run_id: str
@@ -46,7 +46,6 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     memory_mb: int = 2048
     output_limit_bytes: int = 8 * 1024 * 1024
     secrets: dict[str, str | None] = {}
-    model: str = ""
 
 
 class Need(msgspec.Struct, frozen=True):
