@@ -201,6 +201,65 @@ def test_a_tool_that_raises_tells_the_model_and_one_that_is_late_is_in_doubt(
     assert "it was done after all" in provider.bodies()[-1]["messages"][-1]["content"]
 
 
+def test_what_a_tool_raises_ends_no_run_and_harms_no_other(
+    provider: ProviderProcess, environ: Mapping[str, str]
+) -> None:
+    class Abort(BaseException):
+        pass
+
+    async def interrupt() -> str:
+        raise KeyboardInterrupt
+
+    async def give_up() -> str:
+        sleeping = asyncio.ensure_future(asyncio.sleep(60))
+        sleeping.cancel()
+        await sleeping
+        return "never"
+
+    def abort() -> str:
+        raise Abort("no more")
+
+    def exhaust() -> int:
+        return next(one for one in (1, 2) if one > 2)
+
+    tools = [interrupt, give_up, abort, exhaust]
+    provider.plan(Act(tool_calls=tuple(ActCall(one.__name__) for one in tools)), Act(text="Fine."), by="turn")
+    with Atlas.ephemeral(environ=environ) as atlas:
+        assert atlas.run(helper(tools=tools), "go").text == "Fine."
+        *_, told = provider.bodies()[-1]["messages"]
+        said = "".join(str(one["content"]) for one in provider.bodies()[-1]["messages"])
+        assert told["role"] == "tool"
+        assert all(name in said for name in ("KeyboardInterrupt", "CancelledError", "Abort: no more", "StopIteration"))
+        # One alone is performed in the turn's own task.
+        for one in tools:
+            provider.plan(Act(tool_calls=(ActCall(one.__name__),)), Act(text="Fine."), by="turn")
+            assert atlas.run(helper(name=f"with_{one.__name__}", tools=[one]), "go").text == "Fine."
+
+
+def test_functions_that_never_return_hold_up_neither_others_nor_closing(
+    provider: ProviderProcess, environ: Mapping[str, str]
+) -> None:
+    release = threading.Event()
+
+    @tool(effect="read_only", timeout_s=0.05, resources=())
+    def hang(n: int) -> str:
+        release.wait(60)
+        return "late"
+
+    # More than the event loop has threads of its own.
+    hangs = tuple(ActCall("hang", f'{{"n": {n}}}') for n in range(40))
+    try:
+        with Atlas.ephemeral(environ=environ) as atlas:
+            provider.plan(Act(tool_calls=hangs), Act(text="None came back."), by="turn")
+            assert atlas.run(helper(name="hanging", tools=[hang]), "go").text == "None came back."
+            provider.plan(*ADDING, by="turn")
+            assert atlas.run(helper(), "What is 2 + 3?").text == "It is 5."
+            assert "\n5\n" in provider.bodies()[-1]["messages"][-1]["content"]
+        assert not release.is_set()
+    finally:
+        release.set()
+
+
 def untyped(x):  # type: ignore[no-untyped-def]
     """Has no types."""
 

@@ -213,6 +213,7 @@ async def _crew(
         fleet=config.budget,
     )
     tools = InlineToolHost({}, await stack.enter_async_context(WorkerToolHost(idle_s=idle_s, environ=environ)))
+    stack.push_async_callback(tools.drain)
     deltas = Deltas()
     prompts = await stack.enter_async_context(
         build_prompts(

@@ -154,11 +154,14 @@ class PromptCode:
             finished = await self._execute()
         except AtlasError as error:
             finished = Finished(error=error.record())
-        except asyncio.CancelledError:
-            if self._is_stopped or self._cancelled is None:
+        except asyncio.CancelledError as error:
+            if self._cancelled is not None and not self._is_stopped:
+                finished = Finished(error=Cancelled(self._cancelled.reason or "the run was cancelled").record())
+            elif self._is_stopped or self.task.cancelling():
                 raise
-            finished = Finished(error=Cancelled(self._cancelled.reason or "the run was cancelled").record())
-        except Exception as error:  # noqa: BLE001 - a turn is code like an agent's: its bugs end its run and no other
+            else:  # nobody cancelled the turn: something that it awaited was
+                finished = Finished(error=bug(error).record())
+        except BaseException as error:  # noqa: BLE001 - a turn is code like an agent's: its bugs end its run and no other
             finished = Finished(error=bug(error).record())
         if not self._is_stopped:
             self._receive(finished)

@@ -226,7 +226,7 @@ class World(msgspec.Struct, frozen=True):
         return self.clock.now_us() + self.expire_after_us if self.expire_after_us else 0
 
 
-def bug(error: Exception) -> Fault:
+def bug(error: BaseException) -> Fault:
     """An exception that nobody expected, as an error a person can report."""
     detail = "".join(traceback.format_exception(error)[-8:])
     hint = "This is a bug in Atlas; please report it."

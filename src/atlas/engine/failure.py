@@ -36,7 +36,7 @@ def describe(error: BaseException) -> str:
     """`TypeName: text`, valid Unicode, of bounded length."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - the text of an agent's own exception is the agent's code too
+    except BaseException:  # noqa: BLE001 - the text of an agent's own exception is the agent's code too
         text = "(its text cannot be shown)"
     name = type(error).__name__
     return clean(f"{name}: {text}" if text else name)[:_MESSAGE_LIMIT]

@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from functools import lru_cache
-from typing import Any, Final, Protocol, runtime_checkable
+from functools import lru_cache, partial
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -20,6 +20,10 @@ from atlas.kernel.tool import EFFECT_KEY, SECRETS, LoadedTool, ToolFinding, Tool
 RESULT_LIMIT: Final = 4 * 1024 * 1024
 NO_RESULT: Final = "(done, no result)"
 
+_Kept: TypeAlias = tuple[Any, BaseException | None]
+InThread: TypeAlias = Callable[[Callable[[], _Kept]], Awaitable[_Kept]]
+"""Performs a function that raises nothing in another thread."""
+
 
 @runtime_checkable
 class _HasResult(Protocol):
@@ -29,11 +33,17 @@ class _HasResult(Protocol):
 
 
 async def perform(
-    tool: LoadedTool, args: bytes, effect_key: str, folder: str, secrets: Mapping[str, str] | None = None
+    tool: LoadedTool,
+    args: bytes,
+    effect_key: str,
+    folder: str,
+    secrets: Mapping[str, str] | None = None,
+    in_thread: InThread = asyncio.to_thread,
 ) -> ToolOutcome:
     """What the call came to; only a cancellation passes. A function that is no coroutine runs in a thread."""
     began = time.perf_counter_ns()
-    return await _finished(_called(tool.function, tool, args, effect_key, secrets), tool, folder, secrets, began)
+    called = _called(tool.function, tool, args, effect_key, secrets, in_thread)
+    return await _finished(called, tool, folder, secrets, began)
 
 
 def perform_here(
@@ -54,38 +64,47 @@ def perform_here(
         if inspect.isawaitable(result):
             return await_there(_finished(result, tool, folder, secrets, began))
         text, is_error = _text(result), False
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool's code raises is the call's outcome
+    except BaseException as error:  # noqa: BLE001 - whatever a tool's code raises is the call's outcome
         text, is_error = _failure(_from_there(error, tool.function), folder, secrets), True
     return ToolOutcome(text, is_error, (time.perf_counter_ns() - began) // 1000)
 
 
 async def find_out(
-    tool: LoadedTool, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
+    tool: LoadedTool,
+    args: bytes,
+    effect_key: str,
+    secrets: Mapping[str, str] | None = None,
+    in_thread: InThread = asyncio.to_thread,
 ) -> ToolFinding:
     """What the tool's probe says about a call; that it cannot tell when there is none or it fails."""
     if tool.probe is None:
         return ToolFinding("unknown", message=f"{tool.definition.name} has no probe")
     try:
-        found = await _called(tool.probe, tool, args, effect_key, secrets)
+        found = await _called(tool.probe, tool, args, effect_key, secrets, in_thread)
         if found is None:
             return ToolFinding("not_done")
         if isinstance(found, _HasResult):
             return ToolFinding("done", _text(found.result))
         return ToolFinding("unknown", message=f"the probe returned {found!r:.200}; return Done(result) or None")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a probe is a tool's code; when it fails it cannot tell
+    except BaseException as error:
+        if _is_for_us(error):
+            raise
+        # A probe is a tool's code; when it fails it cannot tell.
         return ToolFinding("unknown", message=describe(error))
 
 
-async def resources_of(tool: LoadedTool, args: bytes) -> tuple[str, ...]:
+async def resources_of(tool: LoadedTool, args: bytes, in_thread: InThread = asyncio.to_thread) -> tuple[str, ...]:
     """What the call would touch; everything when the tool's function cannot say."""
     declared = tool.definition.resources
     if tool.resources is None:
         return (EVERYTHING,) if declared is None else declared
     try:
-        found = await asyncio.to_thread(tool.resources, **tool.arguments(args))
+        found = _unpacked(await in_thread(partial(_kept, partial(tool.resources, **tool.arguments(args)))))
         return (found,) if isinstance(found, str) else tuple(str(one) for one in found)
-    except (Exception, SystemExit):  # noqa: BLE001 - a tool's code; who does not know what it touches may touch anything
-        return (EVERYTHING,)
+    except BaseException as error:
+        if _is_for_us(error):
+            raise
+        return (EVERYTHING,)  # who does not know what it touches may touch anything
 
 
 def is_stoppable(tool: LoadedTool) -> bool:
@@ -99,19 +118,50 @@ async def _finished(
     """What the work of a call comes to."""
     try:
         text, is_error = _text(await work), False
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool's code raises is the call's outcome
+    except BaseException as error:
+        if _is_for_us(error):
+            raise
         text, is_error = _failure(_from_there(error, tool.function), folder, secrets or {}), True
     return ToolOutcome(text, is_error, (time.perf_counter_ns() - began) // 1000)
 
 
 async def _called(
-    function: Callable[..., Any], tool: LoadedTool, args: bytes, effect_key: str, secrets: Mapping[str, str] | None
+    function: Callable[..., Any],
+    tool: LoadedTool,
+    args: bytes,
+    effect_key: str,
+    secrets: Mapping[str, str] | None,
+    in_thread: InThread,
 ) -> Any:
     given = _given(function, tool, args, effect_key, secrets)
     if inspect.iscoroutinefunction(function):
         return await function(**given)
-    result = await asyncio.to_thread(function, **given)
+    result = _unpacked(await in_thread(partial(_kept, partial(function, **given))))
     return await result if inspect.isawaitable(result) else result
+
+
+def _kept(work: Callable[[], Any]) -> _Kept:
+    """What it returns or raises, as values: not every exception can be raised from one thread into another's future."""
+    try:
+        return work(), None
+    except BaseException as error:  # noqa: BLE001 - handed on
+        return None, error
+
+
+def _unpacked(kept: _Kept) -> Any:
+    result, error = kept
+    if error is None:
+        return result
+    if isinstance(error, StopIteration | GeneratorExit):
+        raise _Ended from error  # as it is, it would mean something to the coroutines that it passes through
+    raise error
+
+
+def _is_for_us(error: BaseException) -> bool:
+    """Whether it tells this task to end, and is nothing that a tool's own code let out."""
+    task = asyncio.current_task()
+    is_cancelling = task is not None and task.cancelling() > 0
+    return isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and is_cancelling)
 
 
 def _given(
@@ -151,12 +201,18 @@ def _text(result: Any) -> str:
     return text
 
 
+class _Ended(Exception):
+    """What the tool raised is this one's cause."""
+
+
 class _Unfit(Exception):
     """A call that succeeded, with a result that cannot be passed on."""
 
 
 def _from_there(error: BaseException, function: Callable[..., Any]) -> BaseException:
     """The error with its trace from the tool's own function on: how it came to be called there is nobody's business."""
+    if isinstance(error, _Ended) and error.__cause__ is not None:
+        error = error.__cause__
     code = getattr(inspect.unwrap(function), "__code__", None)
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code is not code:

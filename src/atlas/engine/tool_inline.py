@@ -1,6 +1,6 @@
 """Tools that are functions of this very process: the `ToolHost` for agents defined in code.
 
-It costs microseconds per call and protects from nothing: a function that never returns keeps its thread for ever, and
+It costs microseconds per call and protects from little: a function that never returns keeps its thread for ever, and
 what is printed goes where this process prints.
 """
 
@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
+from atlas.engine.thread import Threads
 from atlas.engine.tool_call import find_out, perform, resources_of
 from atlas.kernel.errors import Invalid, NotFound
 from atlas.kernel.port import ToolHost
 from atlas.kernel.tool import TOOL_ATTRIBUTE, LoadedTool, ToolDefinition, ToolFinding, ToolOutcome
+
+_GRACE_S: Final = 1.0
 
 
 class InlineToolHost:
@@ -26,6 +30,8 @@ class InlineToolHost:
     def __init__(self, functions: Mapping[str, Sequence[Any]], elsewhere: ToolHost | None = None) -> None:
         self._tools = {folder: _by_name(map(_loaded, found)) for folder, found in functions.items()}
         self._elsewhere = elsewhere
+        self._threads = Threads()
+        self._under_way: dict[asyncio.Timeout, asyncio.Event] = {}
 
     def add(self, folder: str, tools: Iterable[LoadedTool]) -> None:
         """Takes the tools of one more agent."""
@@ -41,7 +47,7 @@ class InlineToolHost:
         """What a call would touch."""
         if (other := self._other(folder)) is not None:
             return await other.resources(folder, name, args)
-        return await resources_of(self._tool(folder, name), args)
+        return await resources_of(self._tool(folder, name), args, self._threads.run)
 
     def call(
         self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
@@ -56,13 +62,19 @@ class InlineToolHost:
         tool = self._tool(folder, name)
         definition = tool.definition
         began = time.perf_counter_ns()
+        limit, is_over = asyncio.timeout(definition.timeout_s), asyncio.Event()
+        self._under_way[limit] = is_over
         try:
-            async with asyncio.timeout(definition.timeout_s):
-                return await perform(tool, args, effect_key, "", secrets)
+            async with limit:
+                return await perform(tool, args, effect_key, "", secrets, self._threads.run)
         except TimeoutError:
-            text = f"{name} did not finish within {definition.timeout_s:g} s."
+            is_late = limit in self._under_way
+            text = f"{name} did not finish within {definition.timeout_s:g} s." if is_late else f"{name} was stopped."
             in_doubt = not definition.is_repeatable
             return ToolOutcome(text, True, (time.perf_counter_ns() - began) // 1000, in_doubt)
+        finally:
+            self._under_way.pop(limit, None)
+            is_over.set()
 
     async def probe(
         self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
@@ -70,10 +82,18 @@ class InlineToolHost:
         """Finds out whether a call that may have happened did."""
         if (other := self._other(folder)) is not None:
             return await other.probe(folder, name, args, effect_key, secrets)
-        return await find_out(self._tool(folder, name), args, effect_key, secrets)
+        return await find_out(self._tool(folder, name), args, effect_key, secrets, self._threads.run)
 
     async def drain(self) -> None:
-        """Nothing is kept here; `elsewhere` stops what it runs."""
+        """Stops every coroutine; threads end when what runs in them returns. `elsewhere` stops what it runs."""
+        stopped, self._under_way = self._under_way, {}
+        for limit in stopped:
+            limit.reschedule(0.0)
+        with suppress(TimeoutError):  # one that does not listen
+            async with asyncio.timeout(_GRACE_S):
+                for is_over in stopped.values():
+                    await is_over.wait()
+        self._threads.close()
         if self._elsewhere is not None:
             await self._elsewhere.drain()
 

@@ -47,6 +47,16 @@ async def draining_twice_is_as_good_as_once(scene: Scene) -> None:
     await scene.host.drain()
 
 
+@case
+async def draining_stops_a_coroutine(scene: Scene) -> None:
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(scene.call("tick_on", path=scene.path))
+        await scene.until_written()
+        await scene.host.drain()
+        await scene.assert_stopped()
+    assert running.result().is_error
+
+
 @killing_case
 async def a_call_that_does_not_listen_is_stopped_all_the_same(scene: Scene) -> None:
     late = await scene.call("tick_deaf", path=scene.path)

@@ -92,6 +92,27 @@ def leave() -> str:
     raise SystemExit(3)
 
 
+class Abort(BaseException):
+    """No ordinary error."""
+
+
+ESCAPES: dict[str, type[BaseException]] = {
+    one.__name__: one for one in (Abort, KeyboardInterrupt, asyncio.CancelledError, StopIteration, GeneratorExit)
+}
+
+
+@tool(effect="reversible_write")
+def escape(kind: str) -> str:
+    """Raises what most code does not catch."""
+    raise ESCAPES[kind]("the way out")
+
+
+@tool(effect="reversible_write")
+async def escape_later(kind: str) -> str:
+    """The same from a coroutine."""
+    raise ESCAPES[kind]("the way out")
+
+
 @tool(effect="read_only")
 def opaque() -> Any:
     """Returns what is no data."""
