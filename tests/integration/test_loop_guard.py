@@ -17,6 +17,8 @@ from atlas.app import open_host
 from atlas.kernel.event import EffectIntended, decode_body
 
 TOOLS = '''
+import time
+import uuid
 from pathlib import Path
 from atlas import tool
 
@@ -31,6 +33,18 @@ def look(path: str, depth: int = 0) -> str:
 def fetch(path: str) -> str:
     """Fetches what is not there."""
     raise ValueError(f"{path}: no such thing")
+
+
+@tool(effect="read_only")
+def quote(path: str) -> str:
+    """Looks at something and says where it did."""
+    return f"{path}: nothing to see"
+
+
+@tool(effect="read_only")
+def flaky(path: str) -> str:
+    """Fails in the same way, each time with another number for it."""
+    raise ValueError(f"500 after {time.monotonic_ns() % 977} ms, request {uuid.uuid4()} at {time.time()}")
 
 
 @tool(effect="read_only")
@@ -112,9 +126,19 @@ STUBBORN: dict[str, tuple[list[Call], int]] = {
     "A-B-A-B of a read and a failing change": ([("look", {"path": "a.md"}), ("edit", {"path": "a.md"})], 1),
     "the same output": ([("dull", {"question": f"what about {n}?"}) for n in range(40)], 1),
     "failed changes, each another one": ([("edit", {"path": "a.md", "text": f"line {n}"}) for n in range(40)], 0),
-    "tools that do not exist": ([(f"tool_{n}", {}) for n in range(40)], 1),
-    "arguments that do not fit": ([("look", {"pth": "a.md"})], 1),
+    "tools that do not exist": ([(f"tool_{n}", {}) for n in range(40)], 0),
+    "arguments that do not fit": ([("look", {"pth": "a.md"})], 0),
+    "arguments that do not fit, each time others": ([("look", {f"p{n}": "a.md"}) for n in range(40)], 0),
+    "arguments of the wrong type, each time others": ([("look", {"path": n}) for n in range(40)], 0),
+    "one path by way of many folders": ([("quote", {"path": f"src/x{n}/../a.py"}) for n in range(40)], 1),
+    "the same failure under other numbers": ([("flaky", {"path": "a"})], 1),
+    "A-B-A-B of failures under other numbers": ([("flaky", {"path": "a"}), ("flaky", {"path": "b"})], 1),
+    "the same lines in smaller and smaller portions": (
+        [("read_file", {"path": "tools/main.py", "lines": 60 - n}) for n in range(40)],
+        1,
+    ),
     "the same note": ([("note", {"kind": "fact", "key": "k", "text": "t"})], 1),
+    "notes and nothing else": ([("note", {"kind": "plan", "key": "k", "text": f"t{n}"}) for n in range(60)], 40),
     "waiting for nothing": ([("wait", {"seconds": 0})], 0),
 }
 

@@ -33,7 +33,7 @@ from atlas.kernel.batch import Claim, claim, claim_of, ready
 from atlas.kernel.code import Cancel, Finished, FromCode, Job, Need, Noted, Perform, ToCode
 from atlas.kernel.context import Builder, Built, Live, Session
 from atlas.kernel.errors import AtlasError, Cancelled, Fault, RunFailed
-from atlas.kernel.event import EffectClass, EffectIntended, Process
+from atlas.kernel.event import EffectIntended, Process
 from atlas.kernel.hold import Hold
 from atlas.kernel.hook import HookFailure, Hooks, TurnView
 from atlas.kernel.media import Given
@@ -523,8 +523,9 @@ class _Reached(Exception):
 
 
 def _as_guarded(call: ToolCall, check: Checked | ToolResult) -> guard.Call:
-    effect: EffectClass = "read_only" if isinstance(check, ToolResult) else check.definition.effect
-    return guard.Call(call.name, call.args, effect)
+    if isinstance(check, ToolResult):
+        return guard.Call(call.name, call.args, is_wrong=True)
+    return guard.Call(call.name, call.args, check.definition.effect)
 
 
 async def _in_order(claims: list[Claim], perform: Callable[[int], Awaitable[None]]) -> None:

@@ -18,26 +18,31 @@ import msgspec
 from msgspec.structs import replace
 
 from atlas.kernel.event import EffectClass
-from atlas.kernel.likeness import arguments_of, line_marks, mark, same_call, without_echo
+from atlas.kernel.likeness import arguments_of, line_marks, mark, same_call, steady, without_echo
 
 LIMIT: Final = 10
 ADVICE_AT: Final = 5
+NOTES: Final = 40
+"""How many notes may be written with no progress between them: as many as can be open."""
 REMEMBERED_CALLS: Final = 32
 REMEMBERED_LINES: Final = 1_024
 HEAD: Final = 400
+HEADED: Final = frozenset({"read_file", "list_files"})
+"""Tools whose results begin with a line that only says which part of them it is."""
 RUNS_BEFORE_ANSWERING: Final = 2
 FAILURES_BEFORE_BLOCKING: Final = 3
 LOOK_AGAIN_EVERY: Final = 4
 
-Progress: TypeAlias = Literal["progress", "neutral", "idle"]
+Progress: TypeAlias = Literal["progress", "neutral", "noted", "idle"]
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A tool call as the guard sees it. A call that is never performed (unknown tool, bad arguments) is read-only."""
+    """A tool call as the guard sees it. `is_wrong`: no such tool, or arguments that do not fit it; never performed."""
 
     tool: str
     args: str
     effect: EffectClass = "read_only"
+    is_wrong: bool = False
 
 
 class Allow(msgspec.Struct, frozen=True, tag="allow"):
@@ -93,12 +98,13 @@ class Tried(msgspec.Struct, frozen=True, omit_defaults=True):
 class GuardState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the guard remembers of a turn.
 
-    `idle` counts calls without progress in a row, `progress` those with it, `failed_changes` changes that failed since
-    one succeeded. `epoch` goes up with every change and `waits` with every wait: what was seen before may be different.
+    `idle` counts calls without progress in a row, `progress` those with it, `notes` those written since the last one,
+    `failed_changes` changes that failed since one succeeded. `epoch` goes up with every change and `waits` with every wait: what was seen before may be different.
     """
 
     idle: int = 0
     progress: int = 0
+    notes: int = 0
     failed_changes: int = 0
     epoch: int = 0
     waits: int = 0
@@ -166,9 +172,12 @@ def _after(state: GuardState, report: Report, name: str) -> GuardState:
             pass
     if call.tool == "wait" and not is_error:
         return _waited(state, call)
-    bare = without_echo(text, call.tool, call.args)
-    marks = line_marks(text)
-    bare_marks = marks if bare == text else line_marks(bare)
+    said = text.partition("\n")[2] or text if call.tool in HEADED and not is_error else text
+    bare = without_echo(said, call.tool, call.args)
+    if is_error:
+        bare = steady(bare)
+    marks = line_marks(said)
+    bare_marks = marks if bare == said else line_marks(bare)
     # A call that is made again, or fails, brings nothing new by quoting its arguments in another spelling.
     telling = bare_marks if is_error or name in state.calls else marks
     progress = _progress(state, call, name, is_error, is_new=bool(telling - state.new_lines - state.old_lines))
@@ -205,13 +214,15 @@ def stuck(state: GuardState) -> Stuck | None:
 
 
 def _progress(state: GuardState, call: Call, name: str, is_error: bool, is_new: bool) -> Progress:
-    """What a call that ran is worth; `is_new` says that its result has a line that was not seen before."""
+    """What a call is worth; `is_new` says that its result has a line that was not seen before."""
+    if call.is_wrong:
+        return "idle"  # nothing was looked at: whatever is new in the complaint, the model wrote
     tried = state.calls.get(name)
     is_repeat = tried is not None
     if tried is not None and tried.waits < state.waits:
         return "progress" if is_new else "neutral"
     if call.tool == "note":
-        return "idle" if is_repeat or is_error else "neutral"
+        return "idle" if is_repeat or is_error else "noted"
     is_change = _is_change(call)
     if is_error:
         if is_change or not is_new:
@@ -224,7 +235,9 @@ def _progress(state: GuardState, call: Call, name: str, is_error: bool, is_new: 
 
 
 def _counted(state: GuardState, call: Call, progress: Progress, is_error: bool) -> GuardState:
-    idle = {"progress": 0, "neutral": state.idle, "idle": state.idle + 1}[progress]
+    notes = 0 if progress == "progress" else state.notes + (progress == "noted")
+    is_idle = progress == "idle" or (progress == "noted" and notes > NOTES)
+    idle = 0 if progress == "progress" else state.idle + is_idle
     failed, epoch = state.failed_changes, state.epoch
     if _is_change(call):
         if not is_error:
@@ -232,7 +245,7 @@ def _counted(state: GuardState, call: Call, progress: Progress, is_error: bool) 
         elif progress == "idle":
             failed += 1
     made = state.progress + (progress == "progress")
-    return replace(state, idle=idle, progress=made, failed_changes=failed, epoch=epoch, is_waiting=False)
+    return replace(state, idle=idle, progress=made, notes=notes, failed_changes=failed, epoch=epoch, is_waiting=False)
 
 
 def _waited(state: GuardState, call: Call) -> GuardState:

@@ -15,6 +15,14 @@ LINES: Final = 128
 _PATH: Final = re.compile(r"[/\\]|^[\w.-]+\.\w{1,8}$")
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,3})?")
 _SPACE: Final = re.compile(r"\s+")
+_PASSING: Final = re.compile(
+    r"0x[0-9a-f]+"
+    r"|(?<![0-9a-z])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![0-9a-z])"
+    r"|(?<![0-9a-z])(?=[a-z]*\d)(?:[0-9a-f]{8,}|[0-9a-z]{16,})(?:\.\d+)?(?![0-9a-z])"
+    r"|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(?:[.,]\d+)?"
+    r"|\d+(?:\.\d+)? ?(?:us|ms|s|sec|secs|seconds)\b",
+    re.IGNORECASE,
+)
 _ECHO_LENGTH: Final = 200
 _ECHOES: Final = 50
 _FEW: Final = 32
@@ -60,6 +68,11 @@ def without_echo(text: str, tool: str, args: str) -> str:
         if value in text:
             text = _muted(text, value)
     return text
+
+
+def steady(text: str) -> str:
+    """A complaint without what is another each time it is made: times, durations, addresses, ids of requests."""
+    return text if len(text) > _LONG else _PASSING.sub("~", text)
 
 
 def _muted(text: str, value: str) -> str:
@@ -109,7 +122,12 @@ def _plain_text(text: str) -> Any:
         return int(number) if number.is_integer() else number
     if not _PATH.search(flat) or " " in flat:
         return flat
-    parts = [part for part in flat.replace("\\", "/").casefold().split("/") if part not in ("", ".")]
+    parts: list[str] = []
+    for part in flat.replace("\\", "/").casefold().split("/"):
+        if part == ".." and parts and parts[-1] != "..":
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
     return "/".join(parts)
 
 

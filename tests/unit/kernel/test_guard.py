@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from atlas.kernel.event import EffectClass
 from atlas.kernel.guard import (
     LIMIT,
+    NOTES,
     REMEMBERED_CALLS,
     REMEMBERED_LINES,
     Allow,
@@ -31,7 +32,7 @@ from atlas.kernel.guard import (
     stuck,
     verdicts,
 )
-from atlas.kernel.likeness import LINES, same_call, without_echo
+from atlas.kernel.likeness import LINES, same_call, steady, without_echo
 
 World = Callable[[Call], tuple[str, bool]]
 
@@ -450,3 +451,25 @@ def test_whatever_is_repeated_over_and_over_ends_unless_it_waits(cycle: list[tup
 def test_a_quoted_word_is_left_out_wherever_it_stands_alone(text: str, word: str, times: int) -> None:
     text *= times
     assert without_echo(text, word, "{}") == re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "~", text)
+
+
+def test_a_question_whose_failure_tells_how_far_things_are_is_polling() -> None:
+    parts = itertools.count(1)
+    far: World = lambda _: (f"not ready: {next(parts)} of 60 parts, request 7f3a9c00{next(parts):04}", True)  # noqa: E731
+    assert not Played([call("fetch", path="a")] * 60, far).is_stuck
+
+
+def test_a_failure_is_no_other_one_for_its_time_or_its_number() -> None:
+    said = (
+        "503 at 2026-11-18 10:11:12.5 after 31 ms, request 8c5b7a10-4a3e-4a7c-9d5e-1f2a3b4c5d6e by <P at 0x7f10>",
+        "503 at 2026-11-19 23:59:01.7 after 2.5 ms, request 99999999-4a3e-4a7c-9d5e-1f2a3b4c5d6e by <P at 0x7fff>",
+    )
+    assert steady(said[0]) == steady(said[1])
+    assert steady("line 12: 3 of 40, 10.5 % of v1.2.3") == "line 12: 3 of 40, 10.5 % of v1.2.3"
+
+
+def test_notes_alone_are_borne_as_long_as_they_can_all_be_open() -> None:
+    notes = [call("note", "reversible_write", key=f"k{n}") for n in range(NOTES)]
+    assert not Played(notes, says("noted")).is_stuck
+    worked = [one for note in notes for one in (note, call(path=note.args))]
+    assert not Played(worked, lambda call: (call.args, False)).is_stuck
