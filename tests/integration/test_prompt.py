@@ -147,6 +147,24 @@ def test_an_answer_that_was_cut_off_is_continued(vault_dir: Path) -> None:
     with_host(vault_dir, behaviour, work)
 
 
+@pytest.mark.parametrize("begun", ["", "{}", '{"path": "wi'])
+def test_a_call_that_was_cut_off_is_not_made_and_the_model_is_told(vault_dir: Path, begun: str) -> None:
+    whole = ToolCall("c1", "note", '{"kind": "fact", "key": "k", "text": "t"}')
+
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        # list_files would do without arguments.
+        return ((whole, ToolCall("c2", "list_files", begun)), "length") if request.step == 1 else say("done")
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        assert (await ask(host, "go"))[1] == "done"
+        results = [part for part in asker.requests[1].messages[-1].parts if isinstance(part, ToolResult)]
+        assert [one.is_error for one in results] == [False, True]
+        assert "The arguments are not JSON" in results[1].text
+        assert "cut off at the limit of its length" in last_text(asker.requests[1])
+
+    with_host(vault_dir, behaviour, work)
+
+
 @pytest.mark.parametrize("stop", ["refusal", "filter"])
 def test_a_model_that_declines_ends_the_run_as_that(vault_dir: Path, stop: StopReason) -> None:
     async def work(host: Host, asker: FakeAsker) -> None:

@@ -32,6 +32,10 @@ KEY_LENGTH: Final = 60
 LINE_LENGTH: Final = 140
 _LEAST_RESULT: Final = 256
 _CUT_OFF: Final = "Your answer was cut off. Go on exactly where it stopped; do not repeat anything."
+_CALL_CUT_OFF: Final = (
+    "Your reply was cut off at the limit of its length, so its last call may not be what you meant; where its arguments "
+    "were not complete it was not made. Make it again in smaller parts."
+)
 
 NoteKind: TypeAlias = Literal["requirement", "plan", "mission", "report", "fact"]
 
@@ -148,6 +152,8 @@ def answered(turn: Turn, reply: Reply) -> Turn:
             return replace(spoken, finish=Finish(text, error))
         case "length" if not calls:
             return _cut_off(spoken, text)
+        case "length":
+            return replace(spoken, pending=_begun(calls), partial="", continuations=0, advice=(_CALL_CUT_OFF,))
         case _ if calls:
             return replace(spoken, pending=calls, partial="", continuations=0)
     return replace(spoken, finish=Finish(turn.partial + text))
@@ -257,6 +263,12 @@ def _cut_off(turn: Turn, text: str) -> Turn:
         return replace(turn, finish=Finish(partial, ErrorRecord("answer_endless", why)))
     exchange = _exchange(turn, _words(turn.spoken), _CUT_OFF, "cut off", text)
     return _kept(turn, exchange, partial=partial, continuations=turn.continuations + 1, spoken=())
+
+
+def _begun(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
+    """The calls of a reply that was cut off. Arguments that never began are no empty ones: those might be meant."""
+    *whole, last = calls
+    return (*whole, replace(last, args="{")) if last.args.strip() in ("", "{}") else calls
 
 
 def _exchange(turn: Turn, words: tuple[Part, ...], said: str, what: str, outcome: str) -> Exchange:
