@@ -103,16 +103,20 @@ def _takes(name: str, schema: dict[str, Any]) -> str:
     """The tool's parameters in one line."""
     required = schema.get("required", ())
     parts = [
-        f"{each} ({_kind(part)}{', required' if each in required else ''})"
+        f"{each} ({_kind(part, schema)}{', required' if each in required else ''})"
         for each, part in schema.get("properties", {}).items()
     ]
     return f"{name} takes {', '.join(parts) or 'no arguments'}."
 
 
-def _kind(part: dict[str, Any]) -> str:
+def _kind(part: dict[str, Any], schema: dict[str, Any]) -> str:
+    if "$ref" in part:
+        return _kind(schema["$defs"][part["$ref"].rpartition("/")[2]], schema)
+    if "anyOf" in part:
+        return " or ".join(_kind(one, schema) for one in part["anyOf"])
     if "enum" in part:
         return "one of " + ", ".join(json.dumps(one) for one in part["enum"])
-    return str(part.get("type", "object" if "$ref" in part else "any"))
+    return str(part.get("type", "any"))
 
 
 def _no_constant(name: str) -> NoReturn:

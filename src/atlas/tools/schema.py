@@ -53,7 +53,11 @@ def signature_of(
         hint = _hint(parameter, hints, described, where)
         is_required = parameter.default is inspect.Parameter.empty
         fields.append((parameter.name, hint) if is_required else (parameter.name, hint, msgspec.UNSET))
-    reader = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+    try:
+        reader = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+    except (TypeError, ValueError, RuntimeError) as error:
+        message = f"the parameters of {function.__name__} cannot be offered to a model: {_said(error)}"
+        raise _refused(message, where, "Give each a plain name.") from error
     schema = _schema(function.__name__, reader, where)
     for parameter in parameters:
         _show_default(schema["properties"][parameter.name], parameter.default)
@@ -78,11 +82,16 @@ def _hint(parameter: inspect.Parameter, hints: Mapping[str, Any], described: Map
         message = f"parameter {parameter} cannot be offered to a model"
         raise _refused(message, where, "Give every parameter a name; no *args, **kwargs or positional-only ones.")
     if name not in hints:
-        raise _refused(f"parameter {name} has no type hint", where, f"Write for example `{name}: str`.")
+        hint = f"Write for example `{name}: str`."
+        if name == "self":
+            hint = "A method becomes a tool when it is bound: tools=[tool(...)(thing.method)]."
+        raise _refused(f"parameter {name} has no type hint", where, hint)
     hint = hints[name]
     words = [one for one in get_args(hint)[1:] if isinstance(one, str)] if get_origin(hint) is Annotated else []
     text = " ".join(words) or described.get(name, "")
     _check(name, hint, where)
+    if parameter.default is None:
+        hint = hint | None  # as people write it: what the function takes when it is left out, it takes when it is said
     if parameter.default is not inspect.Parameter.empty:
         hint = hint | msgspec.UnsetType
     return Annotated[hint, msgspec.Meta(description=text)] if text else hint

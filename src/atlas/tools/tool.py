@@ -10,6 +10,7 @@ is refused here, when the file is read, and not when it is called.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import re
@@ -87,6 +88,8 @@ def tool(
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.ismethod(function):
+            function = _free(function)
         made = define(
             function,
             effect=effect,
@@ -153,13 +156,30 @@ def define(
     return Tool(definition, function, signature, probe, computed)
 
 
-def _check_declared(name: str, effect: str, timeout_s: float, probe: object, where: str) -> None:
+def _free(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls the method: something can hang on it, and each thing has its own."""
+    if inspect.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        async def call_async(**given: Any) -> Any:
+            return await method(**given)
+
+        return call_async
+
+    @functools.wraps(method)
+    def call(**given: Any) -> Any:
+        return method(**given)
+
+    return call
+
+
+def _check_declared(name: str, effect: str, timeout_s: Any, probe: object, where: str) -> None:
     problem = ""
     if not _NAME.fullmatch(name):
         problem = f"{name!r} is not a name for a tool: letters, digits, _ and -, at most 64"
     elif effect not in _CLASSES:
         problem = f"unknown effect class {effect!r}; use one of {', '.join(_CLASSES)}"
-    elif isinstance(timeout_s, bool) or not 0 < timeout_s <= _MAX_TIMEOUT_S:
+    elif isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _MAX_TIMEOUT_S:
         problem = f"timeout_s of {name} is between 0 and {_MAX_TIMEOUT_S:g} seconds, not {timeout_s!r}"
     elif probe is not None and not callable(probe):
         problem = f"the probe of {name} is not a function"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated, Literal
 
 import msgspec
@@ -19,6 +20,11 @@ def send_mail(
     to: str, kind: Literal["note", "letter"] = "note", copies: Annotated[int, msgspec.Meta(ge=1)] = 1
 ) -> None:
     """Sends a mail."""
+
+
+class Size(enum.Enum):
+    BIG = "big"
+    SMALL = "small"
 
 
 def ping() -> None:
@@ -68,6 +74,16 @@ def test_unknown_tool_like_no_other_gets_the_list_alone() -> None:
     none = ArgumentCheck(compile_schema).check(ToolCall("c1", "a", ""), {})
     assert isinstance(none, ToolResult)
     assert "none" in none.text
+
+
+def test_parameters_are_named_with_what_they_may_be() -> None:
+    def order(size: Size, note: str | None = None, sizes: list[Size] | Size | None = None) -> None: ...
+
+    found = ArgumentCheck(compile_schema).check(ToolCall("c1", "order", "{}"), {"order": define(order).definition})
+    assert isinstance(found, ToolResult)
+    sizes = 'one of "big", "small"'
+    expected = f"order takes size ({sizes}, required), note (string or null), sizes (array or {sizes} or null)."
+    assert expected in found.text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import enum
 import functools
@@ -204,6 +205,24 @@ def test_wrapped_function_keeps_its_signature() -> None:
     assert doubled(2) == 4
 
 
+def test_methods_of_two_things_are_two_tools() -> None:
+    ann, bob = Sender("ann"), Sender("bob")
+    send, later = tool(effect="read_only", name="send_ann")(ann.send), tool(effect="read_only")(bob.send_later)
+    assert [made(one).definition.effect for one in (send, later)] == ["read_only", "read_only"]
+    assert schema(send) == schema(later) == schema(tool(Sender("x").send))
+    assert list(schema(send)["properties"]) == ["to"]
+    assert made(send).function(to="us") == "ann to us"
+    assert asyncio.run(made(later).function(to="us")) == "bob to us"
+
+
+def test_what_is_nothing_when_it_is_left_out_may_be_said_to_be_nothing() -> None:
+    def look(depth: int = None) -> None:  # type: ignore[assignment]  # noqa: RUF013
+        """Looks."""
+
+    assert compile_schema(schema(tool(look))).complaints({"depth": None}) == []
+    assert made(look).arguments(b'{"depth": null}') == {"depth": None}
+
+
 class Strange:
     """Nothing that JSON knows."""
 
@@ -221,6 +240,22 @@ def stars(*x: int) -> None: ...
 def double_stars(**x: int) -> None: ...
 def positional(x: int, /) -> None: ...
 def two_objects(x: Point | Order) -> None: ...
+def underlined(x: int, __x: int) -> None: ...
+
+
+class Sender:
+    """Sends, under a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def send(self, to: str) -> str:
+        """Sends."""
+        return f"{self.name} to {to}"
+
+    async def send_later(self, to: str) -> str:
+        """Sends later."""
+        return self.send(to)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +271,8 @@ def two_objects(x: Point | Order) -> None: ...
         (double_stars, r"\*\*x"),
         (positional, "parameter x"),
         (two_objects, "parameter x .*more than one"),
+        (underlined, "the parameters of underlined"),
+        (Sender.send, "parameter self has no type hint"),
     ],
 )
 def test_what_a_model_could_not_use_is_refused_with_the_place_and_a_hint(bad: Callable[..., Any], said: str) -> None:
@@ -253,6 +290,7 @@ def test_what_a_model_could_not_use_is_refused_with_the_place_and_a_hint(bad: Ca
         ({"timeout_s": 0}, "timeout_s"),
         ({"timeout_s": True}, "timeout_s"),
         ({"timeout_s": 1e9}, "timeout_s"),
+        ({"timeout_s": "5"}, "timeout_s"),
         ({"name": "two words"}, "not a name"),
         ({"name": ""}, "not a name"),
         ({"probe": "find"}, "probe"),
