@@ -868,12 +868,16 @@ def test_process_that_dies_while_idle_is_replaced(folder: Write) -> None:
 # Files with problems
 
 
+SPOILED = ("a_syntax", "b_hint", "c_import", "d_abort", "d_exit", "f_twice")
+
+
 def test_every_problem_of_the_files_is_told_with_its_place(folder: Write) -> None:
     head = "from atlas.tools.tool import tool\n"
     here = folder(
         a_syntax="def broken(:\n    pass\n",
         b_hint=head + "\n@tool\ndef fine(x: object):\n    pass\n",
         c_import="import no_such_module_anywhere\n",
+        d_abort="class Abort(BaseException): pass\nraise Abort('enough')\n",
         d_exit="import sys\nsys.exit(1)\n",
         e_fine=head + "@tool\ndef fine_one(x: int):\n    pass\n",
         f_twice=head + "@tool(name='fine_one')\ndef other(x: int):\n    pass\n",
@@ -883,7 +887,7 @@ def test_every_problem_of_the_files_is_told_with_its_place(folder: Write) -> Non
         with pytest.raises(Invalid) as caught:
             await host.definitions(here)
         found = {problem.path: (problem.line, problem.code, problem.message) for problem in caught.value.problems}
-        assert set(found) == {f"tools/{name}.py" for name in ("a_syntax", "b_hint", "c_import", "d_exit", "f_twice")}
+        assert set(found) == {f"tools/{name}.py" for name in SPOILED}
         assert found["tools/a_syntax.py"][0] == 1
         assert found["tools/b_hint.py"][0] == 3
         assert "parameter x" in found["tools/b_hint.py"][2]

@@ -65,7 +65,7 @@ def _imported(path: Path, folder: str) -> ModuleType:
     module = sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
         if isinstance(error, Invalid):
             raise

@@ -251,15 +251,24 @@ class Hooks:
         """What the hook decides; when it cannot, what its failure means."""
         try:
             found = await answer()
-        except Exception as error:  # noqa: BLE001 - a hook is the host's code; whatever it raises is its failure
-            message = f"{type(error).__name__}: {error}"
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it raises is its failure
+            message = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
         else:
-            if found is None or isinstance(found, kinds):
+            if found is None or (isinstance(found, kinds) and _is_sound(found)):
                 return found
             message = f"it decided {found!r:.200}"
         is_closed = hook.fails != "open"
         self._report(HookFailure(hook.name, moment, message, is_closed))
         return closed if is_closed else None
+
+
+def _is_sound(decision: object) -> bool:
+    """Whether it can be recorded as what it declares to be; nothing has looked when it was made."""
+    try:
+        msgspec.json.decode(msgspec.json.encode(decision), type=type(decision))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _signed(decision: D, hook: Hook) -> D:

@@ -55,7 +55,7 @@ class Says(Hook):
 
         async def decide(*args: Any) -> Any:
             self.seen.append(attribute)
-            if isinstance(self.answer, Exception):
+            if isinstance(self.answer, BaseException):
                 raise self.answer
             return self.answer
 
@@ -119,7 +119,9 @@ def test_results_are_transformed_in_turn_and_keep_their_call() -> None:
     assert found == Transformed(ToolResult("c1", "SENTSENT"), ("upper", "twice"))
 
 
-@pytest.mark.parametrize("bad", [RuntimeError("broken"), {"block": True}, "yes"])
+@pytest.mark.parametrize(
+    "bad", [RuntimeError("broken \ud800"), SystemExit(3), KeyboardInterrupt(), {"block": True}, "yes"]
+)
 @pytest.mark.parametrize("moment, args", MOMENTS)
 def test_a_hook_that_fails_is_a_no_when_closed_and_nothing_when_open(
     moment: str, args: tuple[Any, ...], bad: Any
@@ -143,6 +145,22 @@ def test_a_hook_that_fails_is_a_no_when_closed_and_nothing_when_open(
         ("advice", moment, False),
         ("gate", moment, True),
     ]
+
+
+@pytest.mark.parametrize("words", [None, 3, "half \ud800"])
+@pytest.mark.parametrize("moment, args", MOMENTS)
+def test_a_decision_that_cannot_be_recorded_is_a_failure(moment: str, args: tuple[Any, ...], words: Any) -> None:
+    kinds: dict[str, Any] = {
+        "prepare_messages": Added("note", words),
+        "record_step_usage": Stop(words),
+        "after_step": Stop(words),
+        "should_continue_after_stop": Continue(words),
+        "transform_tool_result": ToolResult("c1", words),
+    }
+    failures: list[HookFailure] = []
+    opened = ask(Hooks([Says(kinds.get(moment, Deny(words)), "advice", "open")], failures.append), moment, *args)
+    assert opened == ask(Hooks([]), moment, *args)
+    assert [one.moment for one in failures] == [moment]
 
 
 def test_a_hook_that_does_not_say_how_it_fails_fails_closed() -> None:
