@@ -255,6 +255,27 @@ def test_recall_finds_and_returns_the_exact_words(vault_dir: Path) -> None:
     with_host(vault_dir, behaviour, work)
 
 
+def test_recall_reads_what_stands_before_it_in_its_own_step(vault_dir: Path) -> None:
+    looks = [("recall", {"find": "brass kettle"}), ("recall", {"handle": "t1.1.1"}), ("recall", {"handle": "t1.1"})]
+
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        if request.step == 2:
+            return say("done")
+        parts, stop = call(("read_file", {"path": "persona/kettle.md"}), *looks)
+        return (Text("I look for the zinc gate."), *parts), stop
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        (vault_dir / "agents" / "advisor" / "persona" / "kettle.md").write_text("The brass kettle is in the attic.\n")
+        await ask(host, "go")
+        results = [part.text for part in asker.requests[1].messages[-1].parts if isinstance(part, ToolResult)]
+        _, found, result, step = results
+        assert "recall(handle='t1.1.1') The brass kettle is in the attic." in found
+        assert "The brass kettle is in the attic." in result
+        assert "I look for the zinc gate." in step
+
+    with_host(vault_dir, behaviour, work)
+
+
 def test_what_the_model_saw_can_be_shown_for_any_past_step(vault_dir: Path) -> None:
     def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
         return say("done") if request.step == 4 else call(("recall", {"find": f"word{request.step}"}))

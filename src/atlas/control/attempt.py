@@ -18,7 +18,7 @@ from typing import assert_never
 import msgspec
 
 from atlas.control.admit import Admissions, failed, settled, unaffordable
-from atlas.control.fact import intent_of, question_of, receipt_of, refusal_of
+from atlas.control.fact import intent_of, may_go_ahead, question_of, receipt_of, refusal_of
 from atlas.control.family import Family
 from atlas.control.history import History, load
 from atlas.control.mail import Mail
@@ -438,8 +438,7 @@ class Attempt:
         call = command.call
         intent = await intent_of(self._world.ledger, command)
         self._world.boundary("intent.before")
-        if call.kind == "tool" and call.effect_class == "read_only" and call.need is None and command.standing is None:
-            # Nothing happens to the world, so nothing is lost when this process dies before the intent is durable.
+        if may_go_ahead(command):
             self._record.write(intent, lazy=True)
             self._calls.begin(call)
             self._go_on(Durable(call))

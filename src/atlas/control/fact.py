@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from atlas.control.account import RECALL_TOOL
 from atlas.control.payload import inline, pack
 from atlas.kernel.code import CallMade, Performed
 from atlas.kernel.event import NULL, EffectAsked, EffectIntended, EffectReceived, EffectRefused, Payload
 from atlas.kernel.gate import Ask, Intend, Refuse, ruled
 from atlas.kernel.port import Ledger
+
+
+def may_go_ahead(command: Intend) -> bool:
+    """Whether the effect may begin before its intent is durable, because a crash in between loses nothing.
+
+    Not so recall: it reads the record, which has to be there.
+    """
+    call = command.call
+    is_harmless = call.kind == "tool" and call.effect_class == "read_only" and call.need is None
+    return is_harmless and command.standing is None and call.name != RECALL_TOOL
 
 
 async def intent_of(ledger: Ledger, command: Intend) -> EffectIntended:

@@ -78,7 +78,8 @@ class BuiltIns:
         self._sleep = sleep
         found = (
             define(note, idempotent=True, resources=("notes",)),
-            define(recall, effect="read_only", resources=("session",)),
+            # What stands before it in a batch is among the things that it may be asked for.
+            define(recall, effect="read_only", resources=("write:*",)),
             define(read_file, effect="read_only", resources=("file:{path}",), hidden=("folder",)),
             define(list_files, effect="read_only", resources=("file:{path}",), hidden=("folder",)),
             # Nothing runs beside it: what stands after a wait in a batch is meant to happen after it.
