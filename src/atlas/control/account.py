@@ -93,9 +93,12 @@ class Account:
         return result_text(await unpack(self._ledger, entry.payload))
 
     async def searched(self, entry: Entry) -> str:
-        """The entry's text as search knows it: without what the model asked recall, which would find itself."""
-        calls = [f"{call.name}({call.args})" for call in entry.calls if call.name != RECALL_TOOL]
-        return "\n".join((await self.whole(entry), *calls)).strip()
+        """The entry's text as search knows it: without what the model asked recall, which would find itself.
+
+        Of a step this is how the text of its handle begins, so that a place in one is the same place in the other.
+        """
+        calls = (_written(call) for call in entry.calls if call.name != RECALL_TOOL)
+        return "\n".join(filter(None, (await self.whole(entry), *calls)))
 
     def picture(self, handle: Handle) -> Given | None:
         """What was given under the handle, if it is to be looked at rather than read."""
@@ -115,17 +118,15 @@ class Account:
         return tuple(note for note in found if note is not None)
 
     async def _step(self, step: int) -> str | None:
-        """What the model said in a step, then each call with what it came to."""
+        """What the model said and asked for in a step, then what each call came to."""
         said = next((one for one in self.entries if one.handle == Handle(self._turn, step)), None)
         if said is None:
             return None
-        parts = [said.text] if said.text else []
-        for number, call in enumerate(said.calls, start=1):
-            handle = Handle(self._turn, step, number)
-            result = next((one for one in self.entries if one.handle == handle), None)
-            parts.append(f"[{handle} {call.name}({call.args})]")
-            if result is not None:
-                parts.append(await self.whole(result))
+        looks = (_written(call) for call in said.calls if call.name == RECALL_TOOL)
+        parts = [*filter(None, (await self.searched(said), *looks))]
+        results = (one for one in self.entries if one.handle.step == step and one.handle.call)
+        for result in sorted(results, key=lambda one: one.handle.call or 0):
+            parts += (f"[{result.handle} {result.label}]", await self.whole(result))
         return "\n".join(parts)
 
     async def _overview(self) -> str:
@@ -145,8 +146,13 @@ class Account:
         for entry in self.entries:
             if entry.handle == Handle(handle.turn, handle.step) and handle.call and handle.call <= len(entry.calls):
                 call = entry.calls[handle.call - 1]
-                return f"{call.name}({call.args})"
+                return _written(call)
         return None
+
+
+def _written(call: ToolCall) -> str:
+    """A call as it is read: its name and its arguments, exactly as the model wrote them."""
+    return f"{call.name}({call.args})"
 
 
 async def events_of(ledger: Ledger, run_id: str, after: int = 0) -> list[Event]:

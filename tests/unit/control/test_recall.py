@@ -171,9 +171,10 @@ def test_every_kind_of_thing_comes_back_exactly() -> None:
         assert await it.whole("t1.2.1") == long
         assert await it.whole("t1.2.1", limit=100) == long
         assert await it.whole("t1.3") == "under the stair"
-        step = await it.whole("t1.1")
-        assert step.startswith("Let me look.\n[t1.1.1 fetch")
-        assert "a result" in step
+        asked = 'Let me look.\nfetch({"name":"a"})\nfetch({"name":"b"})\nnope({broken)'
+        assert (
+            await it.whole("t1.1") == f"{asked}\n[t1.1.1 fetch]\na result\n[t1.1.2 fetch]\nit is gone (look elsewhere)"
+        )
 
     recorded(work)
 
@@ -255,6 +256,25 @@ def test_search_looks_into_blobs_and_opens_the_place() -> None:
             r"recall\(handle='(t1\.1\.1)', start=(\d+)\) The brass lantern", await it.find("brass lantern")
         )
         assert found is not None
+        assert "The brass lantern is at Q7." in await it.show(found.group(1), int(found.group(2)))
+
+    recorded(work)
+
+
+def test_search_opens_the_place_in_what_was_asked_for_whatever_stands_around_it() -> None:
+    async def work(it: Recorder) -> None:
+        await it.begin("tidy up")
+        letter = f"{'filler words go on. ' * 300}The brass lantern is at Q7. {'more of it. ' * 300}"
+        looks = ("recall", {"find": "nothing of that kind"})
+        await it.say(1, "I send it.", looks, ("fetch", {"name": "list"}), ("send", {"letter": letter}))
+        await it.answer(1, 3, "send", "sent")
+        await it.answer(1, 1, "recall", "nothing")
+        await it.answer(1, 2, "fetch", "of the list " * 2_000)
+        await it.end()
+        await it.begin("next")
+        hit = await it.find("brass lantern")
+        found = re.search(r"recall\(handle='(t1\.1)', start=(\d+)\) The brass lantern", hit)
+        assert found is not None, hit
         assert "The brass lantern is at Q7." in await it.show(found.group(1), int(found.group(2)))
 
     recorded(work)
