@@ -26,7 +26,7 @@ from atlas.kernel.model import Image, Message, Part, Request, Text, ToolResult, 
 from atlas.kernel.token import DEFAULT_RATE, Calibration, Limits, count, size_of, text_size
 from atlas.kernel.turn import Exchange, Note, Turn, windowed
 
-BUILDER_VERSION: Final = 2
+BUILDER_VERSION: Final = 3
 TURNS: Final = "turns"
 NOTES: Final = "notes"
 _FRAME: Final = 64
@@ -45,9 +45,10 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """As the model sees it."""
-        answer = f"\nt{self.turn} you: {self.answer}" if self.answer else ""
-        return f"t{self.turn} user: {self.user}{answer}"
+        """As the model sees it: the user's words, and fenced its own, in which it may have quoted anybody."""
+        turn = f"t{self.turn}"
+        answer = f"\n{turn} you:\n{fence(self.answer, turn)}" if self.answer else ""
+        return f"{turn} user: {self.user}{answer}"
 
 
 class Session(msgspec.Struct, frozen=True, omit_defaults=True):

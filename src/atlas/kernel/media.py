@@ -51,8 +51,9 @@ class Given(msgspec.Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """As the model and people read it."""
-        return f"{self.handle} {self.file.name} ({self.file.media_type}, {self.file.size} bytes)"
+        """As the model and people read it; the name is somebody else's text, so it stands in quotes that it cannot close."""
+        name = self.file.name.replace('"', "'")
+        return f'{self.handle} "{name}" ({self.file.media_type}, {self.file.size} bytes)'
 
 
 def examine(name: str, data: bytes, number: int) -> InputFile:

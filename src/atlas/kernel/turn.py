@@ -55,10 +55,11 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def line(self) -> str:
-        """As the model sees it."""
+        """As the model sees it; no line of its text begins where another note, or anything else, would."""
         is_task = self.kind not in ("fact", "mission")
         mark = "[x] " if not self.is_open else "[ ] " if is_task else ""
-        return f"- {mark}{self.kind} {self.key}: {self.text}"
+        text = "\n  ".join(self.text.splitlines())
+        return f"- {mark}{self.kind} {self.key}: {text}"
 
 
 class _NoteArgs(msgspec.Struct, frozen=True):
