@@ -22,12 +22,19 @@ PASSAGE_SIZE: Final = 1_500
 OVERLAP: Final = 300
 NEAR_SIZE: Final = 300
 SNIPPET: Final = 240
-MOST_WORDS: Final = 24
+MOST_WORDS: Final = 48
 HITS_PER_HANDLE: Final = 2
 HITS_RETOLD: Final = 2
 _HANDLE: Final = re.compile(r"t(\d{1,9})(?:\.(\d{1,9})(?:\.(\d{1,9}))?)?")
-_WORD: Final = re.compile(r"\w+")
-_SENTENCE: Final = re.compile(r"(?<=[.!?;])\s+|\n+")
+# Thai, Lao, Burmese, Khmer, Japanese, Chinese, Korean: written without spaces, or with endings that grow on the words.
+_UNSPACED: Final = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+    r"\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_LETTER: Final = re.compile(f"[{_UNSPACED}]")
+_WORD: Final = re.compile(rf"(?=\w)[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+_GAP: Final = "\u200b"
+_SENTENCE: Final = re.compile(r"(?<=[.!?;])\s+|\n+|(?<=。|！|？|；)")
 _SENTENCE_BYTES: Final = re.compile(_SENTENCE.pattern.encode())
 _SPACE_BYTES: Final = re.compile(rb"\s+")
 # Words that carry no meaning of their own would match everything.
@@ -178,6 +185,16 @@ def _fresh_start(data: bytes, first: int, last: int) -> int:
         if found is not None and found.end() < last:
             return found.end()
     return first
+
+
+def spread(text: str) -> str:
+    """The text for a store that finds words: where no spaces part them, each letter is made a word, and pairs of them tell."""
+    return text if text.isascii() else _LETTER.sub(rf"\g<0>{_GAP}", text)
+
+
+def gathered(text: str) -> str:
+    """A text that was spread, as it was before."""
+    return text if text.isascii() else text.replace(_GAP, "")
 
 
 def query_of(question: str) -> Query:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from atlas.kernel.errors import LedgerUnavailable
-from atlas.kernel.recall import Candidate, Indexed, Passage, Query
+from atlas.kernel.recall import Candidate, Indexed, Passage, Query, gathered, spread
 from atlas.ledger.migrate import split
 from atlas.ledger.sqlite_error import is_busy, primary_code
 from atlas.ledger.statement import load_migrations, load_statements
 
-_VERSION: Final = 3
+_VERSION: Final = 4
 _BUSY_S: Final = 10.0
 _STORE: Final = "search"
 _BROKEN: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -66,7 +66,8 @@ class SqliteIndex:
                     self._sql["add_passage"],
                     (
                         piece,
-                        *(passage.title, passage.near, passage.text, _mark(number, passage.is_retold)),
+                        *map(spread, (passage.title, passage.near, passage.text)),
+                        _mark(number, passage.is_retold),
                         *(passage.handle, passage.start, passage.at),
                     ),
                 )
@@ -85,7 +86,7 @@ class SqliteIndex:
             for is_retold in (False, True):
                 match = f"scope : {_mark(row[0], is_retold)} AND {{title near text}} : ({wanted})"
                 for handle, start, title, text, at, score in db.execute(self._sql["find"], (match, limit)):
-                    passage = Passage(handle, start, title, text, at, is_retold=is_retold)
+                    passage = Passage(handle, start, gathered(title), gathered(text), at, is_retold=is_retold)
                     found.append(Candidate(passage, score))
         return found
 

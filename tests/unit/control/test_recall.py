@@ -280,6 +280,31 @@ def test_search_opens_the_place_in_what_was_asked_for_whatever_stands_around_it(
     recorded(work)
 
 
+@pytest.mark.parametrize(
+    "told, question",
+    [
+        ("水壶在楼梯下面的柜子里。钥匙在红色的盒子里。", "钥匙在哪里"),
+        ("やかんは階段の下にあります。鍵は赤い箱の中です。", "赤い箱はどこですか"),
+        ("주전자는 계단 아래에 있고 열쇠는 상자에 있습니다.", "열쇠 어디"),
+        ("กาต้มน้ำอยู่ใต้บันได", "บันไดอยู่ที่ไหน"),
+        ("चायदानी सीढ़ी के नीचे है", "चायदानी कहाँ"),
+        ("Чайник стоит под лестницей", "где чайник"),
+        ("das gelbe Häuschen, café crème", "HAUSCHEN"),
+    ],
+)
+def test_search_finds_words_of_any_script(told: str, question: str) -> None:
+    async def work(it: Recorder) -> None:
+        await it.turn("look", "ok", told)
+        for other in ("别的东西在别的地方", "ほかのもの", "다른 것", "อย่างอื่น", "कुछ और", "другое", "etwas anderes"):
+            await it.turn("look", "ok", other)
+        await it.begin("next")
+        first = next(line for line in (await it.find(question)).splitlines() if line.startswith("recall("))
+        assert first.startswith("recall(handle='t1.1.1') ")
+        assert first.partition(") ")[2] in told
+
+    recorded(work)
+
+
 def test_of_two_statements_the_newer_is_named_first() -> None:
     async def work(it: Recorder) -> None:
         await it.turn("the kettle is in the cellar", "ok")

@@ -14,10 +14,12 @@ from atlas.kernel.recall import (
     Candidate,
     Handle,
     Passage,
+    gathered,
     parse_handle,
     passages,
     query_of,
     rank,
+    spread,
 )
 
 
@@ -63,6 +65,12 @@ def test_a_query_keeps_what_carries_meaning_and_what_stands_together() -> None:
     assert query.words == ("put", "brass", "lantern", "key")
     assert query.pairs == (("brass", "lantern"), ("brass", "key"))
     assert query_of("what is it").words == ("what", "is", "it")
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=200))
+def test_a_text_that_was_spread_is_gathered_again(text: str) -> None:
+    text = text.replace("\u200b", "")
+    assert gathered(spread(text)) == text
 
 
 def candidate(handle: str, text: str, score: float = 1.0, at: int = 1, title: str = "", **more: bool) -> Candidate:
