@@ -167,7 +167,7 @@ def received(turn: Turn, results: tuple[ToolResult, ...], sizes: Limits) -> Turn
     """
     handle = f"{turn.handle}.{turn.step}"
     spoken = [_shown(part, handle, sizes.result) for part in turn.spoken]
-    limit = _shares(results, sizes.window // 2, sizes.result)
+    limit = _shares([one.text for one in results], sizes.window // 2, sizes.result)
     shown = [
         ToolResult(one.id, shorten(one.text, f"{handle}.{number}", limit), one.is_error)
         for number, one in enumerate(results, start=1)
@@ -175,8 +175,7 @@ def received(turn: Turn, results: tuple[ToolResult, ...], sizes: Limits) -> Turn
     names = ", ".join([f"{call.name}({one_line(call.args, 40)})" for call in turn.pending])
     outcome = "; ".join([("error: " if one.is_error else "") + one_line(one.text, 40) for one in results])
     messages = (Message("assistant", tuple(spoken)), Message("user", tuple(shown)))
-    size = size_of(messages) + len(shown) * (FENCE_SIZE + len(handle) + 4)
-    exchange = Exchange(turn.step, messages, size, _line(turn, names, outcome))
+    exchange = Exchange(turn.step, messages, _fenced_size(messages, handle), _line(turn, names, outcome))
     return _kept(turn, exchange, pending=(), spoken=())
 
 
@@ -209,8 +208,9 @@ def shown_again(turn: Turn, picture: Given, limit: int) -> Turn | None:
 def windowed(turn: Turn, limit: int) -> Turn:
     """The turn with its window within `limit` bytes: where it goes above, whole exchanges go until half is left.
 
-    The last exchange always stays: without it the model would not know what it just did. A window that was kept for a
-    wider limit comes out as if this one had held from its beginning, so that it too only grows at its end.
+    The last exchange always stays: without it the model would not know what it just did. One that is too large by itself
+    is shortened. A window that was kept for a wider limit comes out as if this one had held from its beginning, so that it
+    too only grows at its end.
     """
     if turn.window_size <= limit:
         return turn
@@ -222,9 +222,13 @@ def windowed(turn: Turn, limit: int) -> Turn:
                 size -= turn.window[gone].size
                 gone += 1
     lines = (exchange.line for exchange in turn.window[:gone])
+    window = turn.window[gone:]
+    if window and size > limit:
+        window = (_squeezed(window[-1], f"{turn.handle}.{window[-1].step}", limit),)
+        size = window[0].size
     return replace(
         turn,
-        window=turn.window[gone:],
+        window=window,
         window_size=size,
         dropped=(*turn.dropped, *lines)[-MAX_DROPPED_LINES:],
         dropped_count=turn.dropped_count + gone,
@@ -282,9 +286,54 @@ def _kept(turn: Turn, exchange: Exchange, **changes: Any) -> Turn:
     return replace(turn, window=(*turn.window, exchange), window_size=turn.window_size + exchange.size, **changes)
 
 
-def _shares(results: tuple[ToolResult, ...], room: int, most: int) -> int:
-    """How much each result may have so that all fit into `room`: small ones leave what they do not need to others."""
-    sizes = sorted([text_size(one.text) for one in results])
+def _squeezed(exchange: Exchange, handle: str, limit: int) -> Exchange:
+    """The exchange in about `limit` bytes, its long texts shortened to what their handles bring back."""
+    said, told = exchange.messages
+    results = [part for part in told.parts if isinstance(part, ToolResult)]
+    texts = [one for one in map(_text_of, (*said.parts, *results)) if one]
+    share = _shares(texts, limit - exchange.size + sum(map(text_size, texts)), limit)
+    spoken = [_cut(part, handle, share) for part in said.parts]
+    heard = [_cut(part, f"{handle}.{number}", share) for number, part in enumerate(results, start=1)]
+    messages = (Message(said.role, tuple(spoken)), Message(told.role, tuple(heard) or told.parts))
+    return replace(exchange, messages=messages, size=_fenced_size(messages, handle))
+
+
+def _text_of(part: Part) -> str:
+    """What of a part may be long, and can be recalled."""
+    match part:
+        case Text() | ToolResult():
+            return part.text
+        case ToolCall():
+            return part.args
+    return ""
+
+
+def _cut(part: Part, handle: str, limit: int) -> Part:
+    match part:
+        case Text():
+            return Text(shorten(part.text, handle, limit, is_part=True))
+        case ToolResult():
+            return ToolResult(part.id, shorten(part.text, handle, limit, is_part=True), part.is_error)
+        case ToolCall() if not is_within(part.args, limit):
+            # Escapes of escapes: JSON in JSON takes up to twice the bytes.
+            return ToolCall(part.id, part.name, _shortened(part.args, handle, limit // 2))
+    return part
+
+
+def _shortened(args: str, handle: str, limit: int) -> str:
+    """Arguments as JSON, which they have to stay, that says no more than their beginning and end."""
+    return msgspec.json.encode({"shortened": shorten(args, handle, limit, is_part=True)}).decode()
+
+
+def _fenced_size(messages: tuple[Message, ...], handle: str) -> int:
+    """The bytes of an exchange once its results are fenced."""
+    results = sum(isinstance(part, ToolResult) for part in messages[-1].parts)
+    return size_of(messages) + results * (FENCE_SIZE + len(handle) + 4)
+
+
+def _shares(texts: list[str], room: int, most: int) -> int:
+    """How much each text may have so that all fit into `room`: small ones leave what they do not need to others."""
+    sizes = sorted(map(text_size, texts))
     for number, size in enumerate(sizes):
         share = room // (len(sizes) - number)
         if size > share:
@@ -304,7 +353,7 @@ def _shown(part: Part, handle: str, limit: int) -> Part:
     share = max(limit // max(_leaves(value), 1), _LEAST_RESULT)
     args = msgspec.json.encode(_leaner(value, handle, share)).decode()
     if text_size(args) > 2 * limit:
-        args = msgspec.json.encode({"shortened": shorten(part.args, handle, limit, is_part=True)}).decode()
+        args = _shortened(part.args, handle, limit)
     return ToolCall(part.id, part.name, args)
 
 

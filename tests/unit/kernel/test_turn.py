@@ -132,6 +132,34 @@ def test_the_last_exchange_stays_even_when_it_alone_is_too_large() -> None:
     assert [exchange.step for exchange in turn.window] == [2]
 
 
+@pytest.mark.parametrize(
+    "words, calls, args, limit",
+    [(12_000, 3, 10, 4_000), (0, 20, 3_000, 21_000), (9_000, 10, 2_000, 9_000), (30_000, 0, 0, 2_000)],
+)
+def test_an_exchange_that_is_larger_than_the_window_is_shortened_to_its_handles(
+    words: int, calls: int, args: int, limit: int
+) -> None:
+    written = msgspec.json.encode({"text": '"x"\n' * (args // 4)}).decode()
+    made = tuple(ToolCall(f"c{number}", "write", written) for number in range(calls))
+    turn = answered(Turn(3, "go"), reply(Text("word " * (words // 5)), *made, stop="tool_call" if calls else "length"))
+    if calls:
+        turn = received(turn, tuple(ToolResult(one.id, "line\n" * 900) for one in made), SIZES)
+    narrow = windowed(turn, limit)
+    [exchange] = narrow.window
+    assert narrow.window_size == exchange.size <= limit
+    assert windowed(narrow, limit) == narrow
+    said, told = exchange.messages
+    for number, part in enumerate((*said.parts, *told.parts)):
+        match part:
+            case ToolResult():
+                assert f"recall(handle='t3.1.{number - calls}'" in part.text
+            case ToolCall():
+                assert msgspec.json.decode(part.args)
+                assert part.args == written or "recall(handle='t3.1')" in part.args
+            case Text() if part in said.parts:
+                assert len(part.text) == words or "recall(handle='t3.1')" in part.text
+
+
 def test_many_large_results_share_half_of_the_window() -> None:
     names = ["fetch"] * 12
     results = tuple(ToolResult(f"c{number}", f"{number} " * 20_000) for number in range(11))
