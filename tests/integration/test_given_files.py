@@ -162,6 +162,23 @@ def test_a_python_agent_takes_no_files(root: Path, environ: dict[str, str]) -> N
         atlas.run("coder", {}, files=[PNG])
 
 
+def test_a_request_is_no_longer_than_the_model_can_read(
+    root: Path, provider: ProviderProcess, environ: dict[str, str]
+) -> None:
+    (root / "atlas.config.yaml").write_text('models: {tiers: {balanced: ["openai:gpt-4", "openai:gpt-4o"]}}\n')
+    provider.plan(Act(text="Read."))
+    files = [(f"{number}.txt", b"word " * 4_000) for number in range(5)]
+
+    async def main() -> None:
+        async with open_host(root, environ) as host:
+            submitted = await host.submit("advisor", {"text": "Read."}, files=files)
+            assert await host.drive(submitted.run_id) == "succeeded", (await host.report(submitted.run_id)).error
+            assert 1_000 < (await host.request(submitted.run_id, 1)).tokens <= 8_192 - 2_048
+            assert (await host.replay(submitted.run_id)).code == "identical"
+
+    asyncio.run(main())
+
+
 def test_a_long_text_can_be_recalled_and_found_and_a_later_turn_knows_of_it(
     root: Path, provider: ProviderProcess, environ: dict[str, str]
 ) -> None:

@@ -194,7 +194,7 @@ def test_a_tier_without_candidates_is_the_local_model_when_it_is_alone(folder: P
         )
         asked = await router.ask("balanced", question("Say yes."), lambda delta: None)
         attempts.extend(asked.attempts)
-        assert router.context_window("fast") == SMOLLM2.context
+        assert router.context_window("fast") == await router.window("fast") == SMOLLM2.context
         assert router.resolve("smollm2") == ("local:smollm2",)
         await router.close()
         return asked.label

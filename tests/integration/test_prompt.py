@@ -191,6 +191,28 @@ def test_a_model_that_cannot_be_asked_fails_the_run_with_its_reason(vault_dir: P
     with_host(vault_dir, behaviour, work)
 
 
+def test_a_request_that_is_too_long_for_the_model_is_made_again_in_fewer_bytes(vault_dir: Path) -> None:
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        if len(msgspec.json.encode(request.messages)) > 12_000:
+            raise ModelError("overflow", "you are too verbose")
+        return say("short enough")
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        files = [(f"{number}.txt", b"word " * 2_000) for number in range(6)]
+        long = await host.submit("advisor", {"text": "go"}, files=files)
+        assert await host.drive(long.run_id) == "succeeded", (await host.report(long.run_id)).error
+        sizes = [len(msgspec.json.encode(request.messages)) for request in asker.requests]
+        assert len(sizes) == 2
+        assert sizes[0] > 12_000 > sizes[1] > 6_000, sizes
+        assert (await host.replay(long.run_id)).code == "identical"
+        asker.behaviour = lambda request: (_ for _ in ()).throw(ModelError("overflow", "always"))
+        submitted = await host.submit("advisor", {"text": "go"}, session_id="ses_one")
+        assert await host.drive(submitted.run_id) == "failed"
+        assert len(asker.requests) == 2 + 3
+
+    with_host(vault_dir, behaviour, work)
+
+
 SCHEMA = "  output:\n    schema: {type: object, properties: {n: {type: integer}}, required: [n]}\n"
 
 

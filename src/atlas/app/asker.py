@@ -33,6 +33,11 @@ _HOW_TO_GET_A_MODEL = (
 )
 
 
+async def unknown_window(choice: str) -> int:
+    """For a host that brings an asker of its own, of whose models nothing is known."""
+    return 0
+
+
 class LateAsker:
     """Asks models through the configured providers; builds the clients when the first question is asked."""
 
@@ -70,6 +75,13 @@ class LateAsker:
     def quote(self, choice: str, tokens_in: int) -> Coroutine[Any, Any, Quote]:
         """What a call costs at most, given the limit of its answer."""
         return self.router().quote(choice, tokens_in)
+
+    async def window(self, choice: str) -> int:
+        """The tokens that every model behind `choice` can read and write; 0 when none of them is known."""
+        try:
+            return await self.router().window(choice)
+        except AtlasError:
+            return 0  # asking will say why
 
     async def check(self, choice: str) -> None:
         """Raises what to set when no model could answer for `choice`; asks nobody."""

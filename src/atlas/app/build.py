@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,7 @@ def build_prompts(
     tools: ToolHost,
     agent_folder: Callable[[str], str],
     redaction: Redaction,
+    window: Callable[[str], Awaitable[int]],
     hooks: HookSet,
 ) -> Prompts:
     """The runtime of prompt agents."""
@@ -108,7 +109,7 @@ def build_prompts(
         read_live,
     )
     desks = Desks(vault, agents, Recall(ledger, SqliteIndex(index)), toolbox)
-    return Prompts(ledger, clock, asker, desks.lay, complain, deltas.of, hooks, agents.contract_of)
+    return Prompts(ledger, clock, asker, desks.lay, agents.contract_of, complain, deltas.of, window, hooks)
 
 
 def build_hooks(

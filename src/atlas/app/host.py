@@ -10,7 +10,7 @@ from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atlas.app.asker import LateAsker, build_secrets
+from atlas.app.asker import LateAsker, build_secrets, unknown_window
 from atlas.app.build import (
     absolute,
     boundary_of,
@@ -227,6 +227,7 @@ async def _crew(
             RedactedTools(tools, redaction),
             setting.agent_folder,
             redaction,
+            late.window if setting.asker is None else unknown_window,
             hooks,
         )
     )

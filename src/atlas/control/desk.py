@@ -20,7 +20,6 @@ from atlas.kernel.contract import READ_FILE, Contract
 from atlas.kernel.errors import NotFound
 from atlas.kernel.model import ToolCall, ToolResult
 from atlas.kernel.port import SHARED, ToolHost, Vault
-from atlas.kernel.token import limits_of
 from atlas.kernel.tool import ToolDefinition, ToolFinding, ToolOutcome
 
 PERSONA: Final = ("IDENTITY.md", "SOUL.md", "USER.md")
@@ -117,12 +116,12 @@ class Desk:
         folder = self._offers[definition.name].folder
         return await self._toolbox.host.resources(folder, definition.name, checked.args)
 
-    async def perform(self, checked: Checked, effect_key: str, rate: float) -> ToolOutcome:
-        """What the call comes to, redacted; `rate` is how many bytes of an answer make a token."""
+    async def perform(self, checked: Checked, effect_key: str, limit: int, rate: float) -> ToolOutcome:
+        """What the call comes to, redacted; a recall has at most `limit` tokens, of which each is `rate` bytes."""
         definition, toolbox = checked.definition, self._toolbox
         name = definition.name
         if name == "recall":
-            outcome = await self._bring_back(checked.value, rate)
+            outcome = await self._bring_back(checked.value, limit, rate)
         elif folder := self._offers[name].folder:
             secrets = await self._secrets(definition) if definition.secrets else {}
             outcome = await toolbox.host.call(folder, name, checked.args, effect_key, secrets)
@@ -158,9 +157,8 @@ class Desk:
             return {}
         return await self._toolbox.grant(self.contract.name, self.contract.secrets, definition.secrets)
 
-    async def _bring_back(self, wanted: Mapping[str, Any], rate: float) -> ToolOutcome:
+    async def _bring_back(self, wanted: Mapping[str, Any], limit: int, rate: float) -> ToolOutcome:
         run_id, handle, words = self._job.run_id, wanted.get("handle"), wanted.get("find")
-        limit = limits_of(self.contract.context).recall
         if handle:
             start = int(wanted.get("start") or 0)
             return await self._recall.by_handle(run_id, str(handle), start, limit, rate)

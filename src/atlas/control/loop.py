@@ -39,7 +39,17 @@ from atlas.kernel.hook import HookFailure, Hooks, TurnView
 from atlas.kernel.media import Given
 from atlas.kernel.model import PASSED_ON, Asked, OnDelta, Request, Tab, ToolCall, ToolResult
 from atlas.kernel.port import Clock, Ledger
-from atlas.kernel.token import DEFAULT_RATE, HIGHEST_RATE, Heard, Limits, limits_of, lowered, size_of
+from atlas.kernel.token import (
+    DEFAULT_RATE,
+    HIGHEST_RATE,
+    LOWEST_RATE,
+    Heard,
+    Limits,
+    lightened,
+    limits_of,
+    lowered,
+    size_of,
+)
 from atlas.kernel.tool import ToolFinding, ToolOutcome
 from atlas.kernel.turn import (
     Ask,
@@ -83,6 +93,7 @@ class Services(msgspec.Struct, frozen=True):
     on_delta: Callable[[str], OnDelta]
     generate: Callable[[bytes, Hold | None, Tab], Awaitable[Effected]]
     need: Callable[[bytes], Need]
+    window: Callable[[str], Awaitable[int]]
     hooks: HookSet
 
 
@@ -105,6 +116,7 @@ class PromptCode:
         self._builder: Builder
         self._session = Session()
         self._system: tuple[str, ...] = ()
+        self._window = 0
         self._kept: tuple[Live, str] | None = None
         self._repairs = 0
         self._model = ""
@@ -222,10 +234,12 @@ class PromptCode:
         self._model, self._fallback = self._history.state.created.model or model.preference, model.fallback or ""
         row = await services.ledger.run(job.run_id)
         self._session = await session_before(services.ledger, job.session_id, row.turn)
-        self._limits = limits_of(self._desk.contract.context)
+        first = await self._first_live()
+        self._system = self._desk.system if first is None else first.system
+        self._window = await self._narrowest() if first is None else first.context_window
+        self._limits = limits_of(self._desk.contract.context, self._window)
         self._builder = Builder(self._limits)
         self._rate = self._session.calibration.rate
-        self._system = await self._first_system() or self._desk.system
         self._steering = self._steered_by(row.turn)
         files = self._history.state.created.files
         head_bytes = int(self._limits.user * HIGHEST_RATE)
@@ -235,16 +249,21 @@ class PromptCode:
             await given(services.ledger, files, row.turn, head_bytes) if files else (),
         )
 
-    async def _first_system(self) -> tuple[str, ...]:
-        """What the turn's first request said of the agent, if it was sent: an edited persona counts from the next turn."""
+    async def _narrowest(self) -> int:
+        """How many tokens every model that may answer can take, as far as is known; 0 when nothing is."""
+        windows = [await self._services.window(one) for one in (self._model, self._fallback) if one]
+        return min(filter(None, windows), default=0)
+
+    async def _first_live(self) -> Live | None:
+        """What the turn's first request was built from, if it was sent: what was edited since counts from the next turn."""
         ledger, history = self._services.ledger, self._history
         if "model:1" not in history.answers and "model:1" not in history.state.open:
-            return ()
+            return None
         for _, body in bodies(await ledger.events(self._job.run_id)):
             if isinstance(body, EffectIntended) and body.effect == "model:1":
                 recorded = msgspec.json.decode(await unpack(ledger, body.args))
-                return msgspec.json.decode(await ledger.get_blob(recorded["live"]), type=Live).system
-        return ()
+                return msgspec.json.decode(await ledger.get_blob(recorded["live"]), type=Live)
+        return None
 
     def _steered_by(self, turn: int) -> Steering | None:
         """The hooks and the critic of the turn; None when it has none, and then they cost nothing."""
@@ -287,21 +306,26 @@ class PromptCode:
     async def _reply(self, turn: Turn, step: int) -> bytes:
         """What the model says at a step, as a new effect each time.
 
-        A try that was lost and may have been billed is made again. What no model could answer is asked of the contract's
-        fallback, which the rest of the turn stays with.
+        A try that was lost and may have been billed is made again, and so is a request that was too long, in fewer bytes.
+        What no model could answer is asked of the contract's fallback, which the rest of the turn stays with.
         """
-        lost = 0
+        tries = lost = 0
         for number in count(1):
             effect = f"model:{step}" if number == 1 else f"model:{step}:{number}"
             try:
                 return await self._ask_once(turn, step, effect, lost)
             except AtlasError as error:
                 if error.reason in _UNANSWERED and self._fallback:
-                    self._model, self._fallback, lost = self._fallback, "", 0
+                    self._model, self._fallback, tries, lost = self._fallback, "", 0, 0
                     continue
-                lost += 1
-                if error.reason != "model_budget" or lost == MAX_TRIES:
+                tries += 1
+                is_too_long = error.reason == "model_overflow" and self._rate > LOWEST_RATE
+                if tries == MAX_TRIES or not (is_too_long or error.reason == "model_budget"):
                     raise
+                if is_too_long:
+                    self._rate = lightened(self._rate)
+                else:
+                    lost += 1
         raise AssertionError
 
     async def _ask_once(self, turn: Turn, step: int, effect: str, lost: int) -> bytes:
@@ -344,6 +368,7 @@ class PromptCode:
             added=() if self._steering is None else self._steering.added,
             session=self._session,
             bytes_per_token=self._rate,
+            context_window=self._window,
             output_schema=schema or None,
         )
 
@@ -475,7 +500,7 @@ class PromptCode:
             edited = None if leave.args is None else self._edited(check, leave.args)
             if isinstance(edited, ToolOutcome):
                 return Effected(_ENCODER.encode(edited))
-            outcome = await self._desk.perform(edited or check, leave.effect_key, self._rate)
+            outcome = await self._desk.perform(edited or check, leave.effect_key, self._limits.recall, self._rate)
             if outcome.in_doubt:
                 raise InDoubt(outcome.text)
             if edited is not None:

@@ -15,7 +15,7 @@ from atlas.control.generate import Generator, need_of
 from atlas.control.history import History, bodies, load
 from atlas.control.hookset import HookSet
 from atlas.control.loop import Asker, PromptCode, Services
-from atlas.control.payload import unpack
+from atlas.control.payload import pack, unpack
 from atlas.kernel.code import (
     Answer,
     CallMade,
@@ -24,14 +24,13 @@ from atlas.kernel.code import (
     Job,
 )
 from atlas.kernel.context import Built
-from atlas.kernel.contract import Contract
+from atlas.kernel.contract import Context, Contract
 from atlas.kernel.digest import close, title_of
-from atlas.kernel.errors import NotFound
+from atlas.kernel.errors import AtlasError, NotFound
 from atlas.kernel.event import (
     Body,
     EffectIntended,
     EffectRefused,
-    Payload,
     RunCreated,
     TurnClosed,
 )
@@ -51,16 +50,17 @@ class Prompts:
         clock: Clock,
         asker: Asker,
         desk: Callable[[Job], Awaitable[Desk]],
+        contract_of: Callable[[RunCreated], Awaitable[Contract]],
         complain: Callable[[dict[str, Any], Any], str | None],
         on_delta: Callable[[str], OnDelta],
+        window: Callable[[str], Awaitable[int]],
         hooks: HookSet,
-        contract_of: Callable[[RunCreated], Awaitable[Contract]],
     ) -> None:
         self.ledger = ledger
-        self._contract_of = contract_of
         self.complain = complain
+        self._contract_of = contract_of
         generate = Generator(asker, complain).generate
-        self._services = Services(ledger, clock, asker, desk, complain, on_delta, generate, need_of, hooks)
+        self._services = Services(ledger, clock, asker, desk, complain, on_delta, generate, need_of, window, hooks)
         self._group = asyncio.TaskGroup()
         self._running: set[PromptCode] = set()
 
@@ -94,9 +94,16 @@ class Prompts:
             return ()
         before = await session_before(self.ledger, row.session_id, row.turn)
         done = await done_of(self.ledger, row.turn, state.created, answers, outcome)
-        exchanges = limits_of((await self._contract_of(state.created)).context).exchanges
+        exchanges = limits_of(await self._context_of(state.created)).exchanges
         raw = _ENCODER.encode(close(before, done, exchanges))
-        return (TurnClosed(row.turn, title_of(done), Payload(msgspec.Raw(raw), size=len(raw))),)
+        return (TurnClosed(row.turn, title_of(done), await pack(self.ledger, raw)),)
+
+    async def _context_of(self, created: RunCreated) -> Context:
+        """What the run's contract says of context; nothing when it is gone, because a run must be able to end."""
+        try:
+            return (await self._contract_of(created)).context
+        except AtlasError:
+            return Context()
 
     async def request_at(self, job: Job, step: int) -> Built:
         """Exactly what the model was sent at a step of a recorded run, and why each part was there.

@@ -23,7 +23,7 @@ from atlas.kernel.errors import LimitRefused
 from atlas.kernel.excerpt import FENCE_SIZE, boundary, fence, shorten
 from atlas.kernel.media import TEXT, Given
 from atlas.kernel.model import Image, Message, Part, Request, Text, ToolResult, ToolSpec
-from atlas.kernel.token import DEFAULT_RATE, Calibration, Limits, count, size_of, text_size
+from atlas.kernel.token import DEFAULT_RATE, MAX_OUTPUT, Calibration, Limits, count, size_of, text_size
 from atlas.kernel.turn import Exchange, Note, Turn, windowed
 
 BUILDER_VERSION: Final = 3
@@ -73,7 +73,8 @@ class LiveFile(msgspec.Struct, frozen=True, omit_defaults=True):
 class Live(msgspec.Struct, frozen=True, omit_defaults=True):
     """Every input of a request that is not in the run's events; recorded beside the intent that used it.
 
-    `files` are the working set, `added` titles and texts that hooks put into this request.
+    `files` are the working set, `added` titles and texts that hooks put into this request. `context_window` is how many
+    tokens the model can read and write; 0 when nobody knows.
     """
 
     model: str
@@ -83,7 +84,8 @@ class Live(msgspec.Struct, frozen=True, omit_defaults=True):
     added: tuple[tuple[str, str], ...] = ()
     session: Session = Session()
     bytes_per_token: float = DEFAULT_RATE
-    max_output_tokens: int = 2_048
+    max_output_tokens: int = MAX_OUTPUT
+    context_window: int = 0
     output_schema: dict[str, Any] | None = None
     builder: int = BUILDER_VERSION
 

@@ -18,9 +18,12 @@ from atlas.kernel.model import Asked, Usage
 DEFAULT_RATE: Final = 3.0
 LOWEST_RATE: Final = 1.0
 HIGHEST_RATE: Final = 5.0
+MAX_OUTPUT: Final = 2_048
+"""The tokens that an answer may have."""
 MODELS_KEPT: Final = 4
 _STEP: Final = 0.1
 _MARGIN: Final = 0.97
+_LIGHTER: Final = 0.7
 _LEAST_TOKENS: Final = 100
 _LONGEST_ESCAPE: Final = len("\\u0000")
 _ENCODER: Final = msgspec.json.Encoder()
@@ -55,14 +58,20 @@ class Limits(msgspec.Struct, frozen=True):
         )
 
 
-def limits_of(context: Context) -> Limits:
-    """The limits that a contract asks for: its own words, and all others in the usual proportions."""
+def limits_of(context: Context, window: int = 0) -> Limits:
+    """The limits that a contract asks for: its own words, and all others in the usual proportions.
+
+    A model's `window`, where it is known, holds the request and its answer; it may narrow them and never widens them.
+    """
     usual = Limits()
-    share = (context.max_tokens or usual.total) / usual.total
+    total = context.max_tokens or usual.total
+    if window:
+        total = min(total, max(window - MAX_OUTPUT, window // 2))
+    share = total / usual.total
     result = int(usual.result * share)
     wanted = context.recall_tokens or int(usual.recall * share)
     return Limits(
-        total=int(usual.total * share),
+        total=total,
         window=int(usual.window * share),
         # A recalled page is a tool's result too; were it shortened once more, its own words would be wrong.
         result=max(result, wanted + wanted // 8),
@@ -120,6 +129,11 @@ def lowered(rate: float, sample: Sample) -> float:
     """The rate for the rest of a turn: lower when this request had more tokens than thought, never higher."""
     seen = sample.rate
     return rate if seen is None else min(rate, seen)
+
+
+def lightened(rate: float) -> float:
+    """The rate after a model said that a request is longer than it can read: it has more tokens than was thought."""
+    return max(LOWEST_RATE, round(int(rate * _LIGHTER / _STEP) * _STEP, 1))
 
 
 def learnt(before: Calibration, samples: Iterable[Sample]) -> Calibration:

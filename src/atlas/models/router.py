@@ -10,7 +10,7 @@ itself is at fault.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -93,6 +93,7 @@ class Router:
         self._names = Names(models, self.endpoints, self._catalogue)
         self._prices = Prices(models.prices, {e.name: _home(e) for e in self.endpoints.values()}, self._catalogue)
         self._ready: dict[str, tuple[str, ...]] = {}
+        self._windows: dict[str, int] = {}
         self._models: dict[str, Model] = {}
         self._gates: dict[str, Gate] = {}
 
@@ -174,8 +175,23 @@ class Router:
 
     def context_window(self, choice: str) -> int | None:
         """The tokens that every candidate can take, as far as the catalogue knows them."""
+        return self._narrowest(self.resolve(choice))
+
+    async def window(self, choice: str) -> int:
+        """The same, 0 for not known; of a catalogue that nothing else needs it does not make the caller wait."""
+        if choice not in self._windows:
+            candidates = self._ready.get(choice) or await self._prepare(choice)
+            if not self._catalogue.is_loaded:
+                kinds = {name: endpoint.kind for name, endpoint in self.endpoints.items()}
+                candidates = tuple(one for one in candidates if kinds[one.partition(":")[0]] == "local")
+            if len(self._windows) >= _REMEMBERED:
+                self._windows.clear()
+            self._windows[choice] = self._narrowest(candidates) or 0
+        return self._windows[choice]
+
+    def _narrowest(self, models: Sequence[str]) -> int | None:
         windows = []
-        for model in self.resolve(choice):
+        for model in models:
             provider, _, name = model.partition(":")
             if self.endpoints[provider].kind == "local":
                 windows += [KNOWN[name].context] if name in KNOWN else []

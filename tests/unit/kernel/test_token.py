@@ -15,6 +15,7 @@ from atlas.kernel.token import (
     Sample,
     count,
     learnt,
+    lightened,
     limits_of,
     lowered,
     text_size,
@@ -31,6 +32,21 @@ def test_a_request_with_more_tokens_than_thought_lowers_the_rate_at_once() -> No
 
 def test_within_a_turn_the_rate_never_rises() -> None:
     assert lowered(3.0, sample(4.5)) == 3.0
+
+
+def test_a_request_that_was_too_long_lowers_the_rate_as_far_as_it_goes() -> None:
+    rates = [DEFAULT_RATE]
+    while rates[-1] > LOWEST_RATE:
+        rates.append(lightened(rates[-1]))
+    assert rates == [3.0, 2.0, 1.3, 1.0]
+
+
+def test_what_a_model_can_read_narrows_what_the_contract_asks_for_and_never_widens_it() -> None:
+    assert limits_of(Context(), 8_192).total == 6_144
+    assert limits_of(Context(), 8_192).window == 2_688
+    assert limits_of(Context(max_tokens=4_000), 8_192) == limits_of(Context(max_tokens=4_000))
+    assert limits_of(Context(), 200_000) == limits_of(Context(), 0) == Limits()
+    assert limits_of(Context(), 2_048).total == 1_024
 
 
 @pytest.mark.parametrize("usage", [Usage(1_000, is_estimated=True), Usage(0), Usage(20)])

@@ -93,6 +93,8 @@ def test_a_model_behind_pydantic_ai_has_the_price_of_the_one_who_is_asked() -> N
     assert not known.is_price_guessed
     assert unknown.is_price_guessed
     assert (found.context_window("fast") or 0) >= 1_000_000
+    assert asyncio.run(found.window("fast")) == found.context_window("fast")
+    assert asyncio.run(found.window("balanced")) == 0
     asyncio.run(found.close())
 
 
