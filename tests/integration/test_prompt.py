@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -257,6 +258,29 @@ def test_turns_remember_each_other_and_notes_are_carried(vault_dir: Path) -> Non
     with_host(vault_dir, behaviour, work)
 
 
+def test_all_that_a_failed_call_said_can_be_recalled(vault_dir: Path) -> None:
+    tools = vault_dir / "agents" / "advisor" / "tools"
+
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        if request.step == 1:
+            return call(("build", {}))
+        looks = re.search(r"recall\(handle='(t1.1.1)', start=", last_text(request))
+        assert request.step == 3 or looks is not None
+        return say("done") if request.step == 3 else call(("recall", {"find": "flux capacitor"}))
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        tools.mkdir()
+        (tools / "build.py").write_text(
+            "from atlas import tool\n\n\n"
+            '@tool(effect="read_only")\ndef build() -> str:\n    """Builds."""\n'
+            '    raise RuntimeError("a line. " * 900 + "The flux capacitor is missing. " + "a line. " * 900)\n'
+        )
+        await ask(host, "go")
+        assert "The flux capacitor is missing." in last_text(asker.requests[-1])
+
+    with_host(vault_dir, behaviour, work)
+
+
 def test_recall_finds_and_returns_the_exact_words(vault_dir: Path) -> None:
     def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
         text = last_text(request)
@@ -464,7 +488,9 @@ def test_a_file_that_is_gone_is_said_to_be_gone_and_the_turn_goes_on(vault_dir: 
     with_host(vault_dir, lambda request: say("fine"), work, LIVE_FILES)
 
 
-@pytest.mark.parametrize("written, kept", [("", 2), ("  context: {verbatim_exchanges: 3}\n", 3)])
+@pytest.mark.parametrize(
+    "written, kept", [("", 2), *((f"  context: {{verbatim_exchanges: {kept}}}\n", kept) for kept in (0, 1, 4))]
+)
 def test_as_many_exchanges_as_the_contract_says_are_kept_word_for_word(
     vault_dir: Path, written: str, kept: int
 ) -> None:
@@ -525,7 +551,7 @@ def test_what_no_model_of_the_tier_answers_is_asked_of_the_fallback_for_the_rest
     with_host(vault_dir, behaviour, work, FALLBACK)
 
 
-@pytest.mark.parametrize("kind", ["overflow", "refused", "invalid"])
+@pytest.mark.parametrize("kind", ["refused", "invalid"])
 def test_what_another_model_would_be_asked_the_same_is_not_asked_of_the_fallback(
     vault_dir: Path, kind: ModelErrorKind
 ) -> None:

@@ -13,7 +13,7 @@ _MESSAGE_LIMIT: Final = 2_000
 _FRAMES: Final = 8
 
 
-def record_of(error: BaseException, folder: str, code: str) -> ErrorRecord:
+def record_of(error: BaseException, folder: str, code: str, longest: int = _MESSAGE_LIMIT) -> ErrorRecord:
     """`error` as data: its own code when it is one of ours, else `code`; never raises."""
     leaf, others = _leaf(error)
     if isinstance(leaf, AtlasError):
@@ -29,17 +29,17 @@ def record_of(error: BaseException, folder: str, code: str) -> ErrorRecord:
     detail = _trace(leaf, folder)
     if others:
         detail += f"\n(and {others} more errors in the same group)"
-    return ErrorRecord(code, describe(leaf), where=_where(leaf, folder), detail=detail)
+    return ErrorRecord(code, describe(leaf, longest), where=_where(leaf, folder), detail=detail)
 
 
-def describe(error: BaseException) -> str:
+def describe(error: BaseException, longest: int = _MESSAGE_LIMIT) -> str:
     """`TypeName: text`, valid Unicode, of bounded length."""
     try:
         text = str(error)
     except BaseException:  # noqa: BLE001 - the text of an agent's own exception is the agent's code too
         text = "(its text cannot be shown)"
     name = type(error).__name__
-    return clean(f"{name}: {text}" if text else name)[:_MESSAGE_LIMIT]
+    return clean(f"{name}: {text}" if text else name)[:longest]
 
 
 def clean(text: str) -> str:

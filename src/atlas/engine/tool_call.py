@@ -228,6 +228,7 @@ def _failure(error: BaseException, folder: str, secrets: Mapping[str, str]) -> s
             return clean(" ".join(filter(None, (f"{error.message}.", error.hint))))
         case SystemExit():
             return f"it called sys.exit({error.code!r})"
-    # Redacted here too, where it is shortened: in the middle of a text half a value is no longer found.
-    record = Redactor(secrets.items()).record(record_of(error, folder, "tool_failed"))
+    # What a failed call says is its result, of which nothing may be lost: a model is shown its ends, and recalls the rest.
+    # Redacted here too, in case it is shortened: in the middle of a text half a value is no longer found.
+    record = Redactor(secrets.items()).record(record_of(error, folder, "tool_failed", RESULT_LIMIT))
     return "\n".join(filter(None, (record.message, record.detail)))

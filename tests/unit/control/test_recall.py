@@ -94,7 +94,7 @@ class Recorder:
             before = await session_before(self.ledger, row.session_id, row.turn)
             told = await load(self.ledger, row.run_id)
             done = await done_of(self.ledger, row.turn, told.state.created, told.answers, "succeeded")
-            raw = msgspec.Raw(msgspec.json.encode(close(before, done)))
+            raw = msgspec.Raw(msgspec.json.encode(close(before, done, 2)))
             bodies.insert(0, TurnClosed(row.turn, title_of(done), Payload(raw)))
         await self.write(*bodies, state="succeeded")
 
