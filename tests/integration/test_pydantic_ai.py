@@ -275,6 +275,14 @@ def test_what_goes_wrong_is_sorted_and_never_names_the_key(answer: Any, kind: st
     assert len(server.seen) == 1  # the router tries again, nobody else
 
 
+def test_no_part_of_the_key_stays_where_a_message_is_cut() -> None:
+    for before in range(330, 510, 10):  # the key is longer than a step, so that one of them is cut inside it
+        with pytest.raises(ModelError) as caught:
+            ask(Gemini(Refusal(401, "UNAUTHENTICATED", "." * before + KEY + "." * 1_000)))
+        assert KEY[:4] not in caught.value.message
+        assert len(caught.value.message) < 520
+
+
 @pytest.mark.parametrize("name", ["nobody:model", "model-alone", "mistral:small"])
 def test_a_provider_that_cannot_be_had_is_left_to_the_next_candidate(name: str) -> None:
     providers = {

@@ -96,12 +96,12 @@ class PydanticAIModel:
 
     def _failure(self, error: Exception) -> ModelError:
         found = _classified(error)
-        text = str(error)[:MESSAGE_LIMIT] or type(error).__name__
-        if self._key:
+        text = str(error) or type(error).__name__
+        if self._key:  # before the message is cut, lest a part of it stays
             text = text.replace(self._key, "***")
         hint = "Check the provider's key, its package and the name of the model." if found == "auth" else ""
         wait_s = getattr(error, "retry_after", None) or 0.0
-        return ModelError(found, f"{self._name}: {text}", retry_after_s=wait_s, hint=hint)
+        return ModelError(found, f"{self._name}: {text[:MESSAGE_LIMIT]}", retry_after_s=wait_s, hint=hint)
 
 
 def _imported() -> None:
