@@ -205,7 +205,10 @@ class PromptCode:
         if complaint is None or self._repairs == MAX_REPAIRS:
             return None
         self._repairs += 1
-        return advised(turn, f"Your answer does not fit: {complaint}. Answer again with nothing but the JSON.")
+        # Servers that take an answer format and forget about it show the model no schema.
+        schema = _ENCODER.encode(self._desk.contract.output.schema).decode()
+        again = f"Answer again with nothing but JSON that fits this schema: {schema}"
+        return advised(turn, f"Your answer does not fit: {complaint}. {again}")
 
     def _complaint(self, text: str) -> str | None:
         """What is wrong with an answer that has to be JSON of a certain shape."""
