@@ -260,6 +260,30 @@ def test_functions_that_never_return_hold_up_neither_others_nor_closing(
         release.set()
 
 
+def test_a_coroutine_that_swallows_its_cancellation_passes_no_limit(
+    provider: ProviderProcess, environ: Mapping[str, str]
+) -> None:
+    async def insist() -> str:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                continue
+
+    async def insist_once() -> str:
+        return await insist()
+
+    tools = [tool(effect="read_only", timeout_s=0.05)(insist), insist_once]
+    with Atlas.ephemeral(environ=environ) as atlas:
+        provider.plan(Act(tool_calls=(ActCall("insist"),)), Act(text="It was late."), by="turn")
+        assert atlas.run(helper(name="late", tools=tools), "go").text == "It was late."
+        assert "did not finish within 0.05 s" in str(provider.bodies()[-1]["messages"][-1])
+        provider.plan(Act(tool_calls=(ActCall("insist_once"),)), Act(text="Never."), by="turn")
+        result = atlas.run(helper(name="ended", tools=tools, timeout_s=0.5), "go")
+    assert result.error is not None
+    assert result.error.code == "timeout"
+
+
 def untyped(x):  # type: ignore[no-untyped-def]
     """Has no types."""
 

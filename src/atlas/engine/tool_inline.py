@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from atlas.engine.thread import Threads
@@ -18,7 +17,8 @@ from atlas.kernel.errors import Invalid, NotFound
 from atlas.kernel.port import ToolHost
 from atlas.kernel.tool import TOOL_ATTRIBUTE, LoadedTool, ToolDefinition, ToolFinding, ToolOutcome
 
-_GRACE_S: Final = 1.0
+_STOP_WAITS_S: Final = (1.0, 0.2, 0.2)
+"""How long a call that was cancelled may take to end, and how long after being cancelled once more."""
 
 
 class InlineToolHost:
@@ -31,7 +31,7 @@ class InlineToolHost:
         self._tools = {folder: _by_name(map(_loaded, found)) for folder, found in functions.items()}
         self._elsewhere = elsewhere
         self._threads = Threads()
-        self._under_way: dict[asyncio.Timeout, asyncio.Event] = {}
+        self._under_way: set[asyncio.Task[ToolOutcome]] = set()
 
     def add(self, folder: str, tools: Iterable[LoadedTool]) -> None:
         """Takes the tools of one more agent."""
@@ -52,7 +52,10 @@ class InlineToolHost:
     def call(
         self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
     ) -> Coroutine[Any, Any, ToolOutcome]:
-        """Performs the call; a coroutine that is late or cancelled is cancelled, a thread is left to itself."""
+        """Performs the call; a coroutine that is late or cancelled is cancelled, a thread is left to itself.
+
+        So is a coroutine that does not end when it is cancelled.
+        """
         other = self._other(folder)
         return (self._call if other is None else other.call)(folder, name, args, effect_key, secrets)
 
@@ -62,19 +65,20 @@ class InlineToolHost:
         tool = self._tool(folder, name)
         definition = tool.definition
         began = time.perf_counter_ns()
-        limit, is_over = asyncio.timeout(definition.timeout_s), asyncio.Event()
-        self._under_way[limit] = is_over
+        # A task of its own, because no other could be left behind when it refuses to end.
+        work = asyncio.get_running_loop().create_task(perform(tool, args, effect_key, "", secrets, self._threads.run))
+        self._under_way.add(work)
         try:
-            async with limit:
-                return await perform(tool, args, effect_key, "", secrets, self._threads.run)
-        except TimeoutError:
-            is_late = limit in self._under_way
-            text = f"{name} did not finish within {definition.timeout_s:g} s." if is_late else f"{name} was stopped."
-            in_doubt = not definition.is_repeatable
-            return ToolOutcome(text, True, (time.perf_counter_ns() - began) // 1000, in_doubt)
+            await asyncio.wait({work}, timeout=definition.timeout_s)
+            is_late = not work.done()
         finally:
-            self._under_way.pop(limit, None)
-            is_over.set()
+            await _stop(work)
+            self._under_way.discard(work)
+        if work.done() and not work.cancelled():
+            return work.result()
+        text = f"{name} did not finish within {definition.timeout_s:g} s." if is_late else f"{name} was stopped."
+        in_doubt = not definition.is_repeatable
+        return ToolOutcome(text, True, (time.perf_counter_ns() - began) // 1000, in_doubt)
 
     async def probe(
         self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
@@ -86,13 +90,8 @@ class InlineToolHost:
 
     async def drain(self) -> None:
         """Stops every coroutine; threads end when what runs in them returns. `elsewhere` stops what it runs."""
-        stopped, self._under_way = self._under_way, {}
-        for limit in stopped:
-            limit.reschedule(0.0)
-        with suppress(TimeoutError):  # one that does not listen
-            async with asyncio.timeout(_GRACE_S):
-                for is_over in stopped.values():
-                    await is_over.wait()
+        for work in tuple(self._under_way):
+            await _stop(work)
         self._threads.close()
         if self._elsewhere is not None:
             await self._elsewhere.drain()
@@ -105,6 +104,17 @@ class InlineToolHost:
         if tool is None:
             raise NotFound(f"there is no tool {name} here")
         return tool
+
+
+async def _stop(work: asyncio.Task[ToolOutcome]) -> None:
+    """Ends a call; one that swallows each cancellation is left behind, and neither loop nor process waits for it."""
+    for wait_s in _STOP_WAITS_S:
+        if work.done():
+            return
+        work.cancel()
+        await asyncio.wait({work}, timeout=wait_s)
+    if not work.done():
+        asyncio.tasks._unregister_task(work)
 
 
 def _loaded(function: Any) -> LoadedTool:
