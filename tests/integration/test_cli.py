@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from atlas.vault.scaffold import templates
+
 ATLAS = Path(sys.executable).with_name("atlas")
 CONTRACT = "agent:\n  name: {name}\n  version: 0.1.0\n  description: for a test\n"
 
@@ -152,6 +154,12 @@ def test_a_new_agent_runs_at_once(atlas: Command) -> None:
     assert "agent.yaml" in made["files"]
     atlas("run", "greeter", "hello")
     assert "error[exists]" in atlas("new", "greeter", code=2).stderr
+
+
+@pytest.mark.parametrize("template", templates())
+def test_every_template_can_be_named(atlas: Command, template: str) -> None:
+    made = atlas.json("new", "helper", "--template", template)
+    assert "agent.yaml" in made["files"]
 
 
 def test_mistakes_get_an_answer_and_no_run(atlas: Command) -> None:

@@ -46,7 +46,7 @@ class Program(Protocol):
         ...
 
     def new_vault(self, path: Path) -> None:
-        """Makes a vault at `path` with the agents `summarizer` and `effects`; Conflict when one is there already."""
+        """Makes a vault at `path` with the agents `summarizer`, `advisor` and `effects`; Conflict when one is there already."""
         ...
 
     def new_agent(self, vault: Path, name: str, template: str) -> Path:

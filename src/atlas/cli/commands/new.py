@@ -25,23 +25,25 @@ class Made(msgspec.Struct, frozen=True):
     examples="""
     atlas new --vault demo
     atlas new greeter --vault demo
+    atlas new helper --template prompt
     atlas new mailer --template effects
     """,
 )
 @click.argument("name", required=False)
 @click.option(
     "--template",
-    type=click.Choice(["python", "effects"]),
+    type=click.Choice(["python", "prompt", "effects"]),
     default="python",
     show_default=True,
-    help="What the agent starts from: a plain one, or one whose steps reach the world.",
+    help="What the agent starts from: code, a persona without code, or code whose steps reach the world.",
 )
 @pass_terminal
 def new(terminal: Terminal, name: str | None, template: str) -> int:
     """Create a vault, or an agent in a vault.
 
-    Without NAME: a vault at --vault, or in this folder, with two agents to try, 'summarizer' and 'effects'. With NAME:
-    an agent of that name in the vault, ready to run and to be edited. Nothing that exists is overwritten.
+    Without NAME: a vault at --vault, or in this folder, with three agents to try, 'summarizer', 'advisor' and
+    'effects'. With NAME: an agent of that name in the vault, ready to run and to be edited. Nothing that exists is
+    overwritten.
     """
     made = _new_vault(terminal) if name is None else _new_agent(terminal, name, template)
     if terminal.is_json:
