@@ -173,6 +173,17 @@ def test_mistakes_get_an_answer_and_no_run(atlas: Command) -> None:
     assert atlas.json("runs")["runs"] == []
 
 
+def test_a_mistake_in_a_script_is_named_with_its_place(atlas: Command) -> None:
+    script = atlas.vault / "scripts" / "demo.yaml"
+    script.write_text("replies:\n- {txt: hello}\n", encoding="utf-8")
+    error = atlas.json("run", "advisor", "x", code=2)["error"]
+    assert (2, 4, "did you mean text?") in [(one["line"], one["column"], one.get("hint")) for one in error["problems"]]
+    script.write_text("replies: [\n", encoding="utf-8")
+    assert "at scripts/demo.yaml:2:1" in atlas("run", "advisor", "x", code=2).stderr
+    listed = atlas.json("models", "list")["providers"]
+    assert "scripts/demo.yaml:2:1" in next(row["why_not"] for row in listed if row["name"] == "demo")
+
+
 def test_a_key_gives_the_same_run_and_other_input_is_a_conflict(atlas: Command) -> None:
     first = atlas.json("run", "summarizer", "words", "--key", "k")
     assert atlas.json("run", "summarizer", "words", "--key", "k") == first

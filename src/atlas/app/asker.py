@@ -96,10 +96,11 @@ class LateAsker:
             # Beside the loop: a bare name is looked up in the price catalogue, which is large.
             await asyncio.to_thread(router.check, choice)
         except Invalid as error:
+            if error.reason != "tier_empty":
+                raise
             tiers = f"{{'tiers': {{'{choice}': ['provider:model']}}}}"
             in_code = f" In code: Agent(model='provider:model'), or models={tiers}."
-            hint = error.hint + (in_code if error.reason == "tier_empty" else "")
-            raise Invalid(error.message, hint=hint, code=error.reason) from None
+            raise Invalid(error.message, hint=error.hint + in_code, code=error.reason) from None
         self._checked.add(choice)
 
     def router(self) -> Router:

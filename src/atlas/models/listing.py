@@ -106,6 +106,8 @@ async def _checked(router: Router, model: str) -> Checked:
 
 def _provider(endpoint: Endpoint, lack: AtlasError | None) -> ProviderRow:
     why, fix = ("", "") if lack is None else (lack.message, lack.hint)
+    if lack is not None and lack.where:
+        why = f"{lack.where}: {why}"
     address = endpoint.folder or endpoint.script or endpoint.base_url
     return ProviderRow(
         endpoint.name, endpoint.kind, endpoint.source, lack is None, why, fix, address, _remark(endpoint, "")
