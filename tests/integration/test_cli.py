@@ -173,6 +173,12 @@ def test_mistakes_get_an_answer_and_no_run(atlas: Command) -> None:
     assert atlas.json("runs")["runs"] == []
 
 
+def test_a_rule_of_a_script_answers_what_was_just_said_and_not_what_was_said_before(atlas: Command) -> None:
+    for text, is_answered in (("Where is the kettle?", True), ("And the fork?", False), ("The kettle again?", True)):
+        answer = atlas("run", "advisor", text, "--session", "ses_kitchen").stdout
+        assert (answer == "Under the stair.\n") is is_answered, (text, answer)
+
+
 def test_a_mistake_in_a_script_is_named_with_its_place(atlas: Command) -> None:
     script = atlas.vault / "scripts" / "demo.yaml"
     script.write_text("replies:\n- {txt: hello}\n", encoding="utf-8")

@@ -29,6 +29,8 @@ from atlas.kernel.turn import Exchange, Note, Turn, windowed
 BUILDER_VERSION: Final = 3
 TURNS: Final = "turns"
 NOTES: Final = "notes"
+EARLIER: Final = "Earlier turns, newest last"
+"""How the text begins that holds what earlier turns left to this one."""
 _FRAME: Final = 64
 """Bytes around a text in a request: the message, the part, and what separates it from the next."""
 _GRADES: Final[tuple[tuple[Grade, int], ...]] = (("excerpt", 2), ("digest", 6))
@@ -296,7 +298,7 @@ def _end(cache_at: int, step: int) -> bytes:
 def _stable_blocks(turn: Turn, session: Session, sizes: Limits) -> Iterator[Block]:
     """What stays the same from request to request of a turn, until the window is halved."""
     if session.index:
-        title = f"Earlier turns, newest last; recall(handle='{TURNS}') lists all {session.turns}:"
+        title = f"{EARLIER}; recall(handle='{TURNS}') lists all {session.turns}:"
         yield _lines("earlier turns", title, session.index, 30, TURNS, sizes.session * 2 // 5, is_data=True)
     if session.recent:
         said = tuple(one.text for one in session.recent)

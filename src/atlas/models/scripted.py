@@ -2,7 +2,8 @@
 
 The answer is a function of the request alone, so a call that is made again after a crash gets the same one:
 
-- the first rule whose `match` occurs in the last user message (its words and tool results) answers;
+- the first rule whose `match` occurs in the last user message (its words and tool results) answers; what earlier turns
+  left to this one is not searched, or a rule that answered once would answer every later turn too;
 - else the reply list, by `Request.step`: call 1 of a turn gets the first reply, call 2 the second, and the last repeats;
 - errors in the list are no replies of their own: they are what the first tries at the reply after them get, so
   `[error, text]` fails attempt 1 of step 1 and answers attempt 2.
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, field
 
+from atlas.kernel.context import EARLIER
 from atlas.kernel.contract import Finding, Step
 from atlas.kernel.contract import Part as Section
 from atlas.kernel.errors import Invalid
@@ -174,10 +176,11 @@ def _places(replies: tuple[ScriptedReply, ...]) -> Iterator[tuple[ScriptedReply,
 
 
 def _last_words(request: Request) -> str:
-    """The texts and tool results of the last message that is the user's."""
+    """The texts and tool results of the last message that is the user's, without what earlier turns left."""
     for message in reversed(request.messages):
         if message.role == "user":
-            return "\n".join(part.text for part in message.parts if isinstance(part, Text | ToolResult))
+            texts = (part.text for part in message.parts if isinstance(part, Text | ToolResult))
+            return "\n".join(text for text in texts if not text.startswith(EARLIER))
     return ""
 
 
