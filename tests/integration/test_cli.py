@@ -408,10 +408,39 @@ def test_an_interrupt_while_the_command_still_loads_is_a_clean_end(
                 assert (out, err.strip()) == ("", "interrupted"), module
 
 
-def test_a_closed_standard_input_is_named(atlas: Command) -> None:
-    words = ["sh", "-c", 'exec "$0" run summarizer --input - <&-', str(ATLAS)]
-    done = subprocess.run(words, env=atlas.env, capture_output=True, text=True, timeout=60, check=False)
+@pytest.mark.parametrize("words", ["run summarizer --input - <&-", "chat advisor <&-", "secrets set TOKEN <&-"])
+def test_who_reads_a_closed_standard_input_says_so(atlas: Command, words: str) -> None:
+    done = shell(atlas, words)
     assert (done.returncode, "error[stdin_closed]" in done.stderr) == (2, True), done.stderr
+
+
+def test_closed_standard_streams_spoil_nothing(atlas: Command) -> None:
+    assert shell(atlas, "run summarizer hello >&-").returncode == 0
+    assert shell(atlas, "run summarizer hello <&- >&- 2>&-").returncode == 0
+    assert shell(atlas, "run nobody hello >&- 2>&-").returncode == 2
+    assert [row["state"] for row in atlas.json("runs")["runs"]] == ["succeeded", "succeeded"]
+    atlas("verify", "--all")
+
+
+@pytest.mark.parametrize("words", ["run summarizer hello", "run advisor kettle", "runs --json"])
+def test_a_result_that_cannot_be_written_is_said_and_is_no_bug_of_ours(atlas: Command, words: str) -> None:
+    atlas("run", "summarizer", "hello")
+    done = shell(atlas, f"{words} > /dev/full")
+    assert done.returncode == 5
+    assert "error[output_unwritable]: standard output cannot be written: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert shell(atlas, f"{words} > /dev/full 2> /dev/full").returncode == 5
+
+
+def test_an_error_that_nobody_reads_is_no_traceback(atlas: Command) -> None:
+    done = shell(atlas, "show nothing --json > /dev/full")
+    assert (done.returncode, "error[not_found]" in done.stderr) == (2, True), done.stderr
+
+
+def shell(atlas: Command, words: str) -> subprocess.CompletedProcess[str]:
+    """The command with redirections, as a shell does them."""
+    script = ["sh", "-c", f'exec "$0" {words}', str(ATLAS)]
+    return subprocess.run(script, env=atlas.env, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_an_answer_is_exact_in_a_pipe_and_visible_on_a_terminal(atlas: Command) -> None:

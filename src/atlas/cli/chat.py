@@ -20,7 +20,7 @@ from atlas.cli.item import Item, items_of_tree, question
 from atlas.cli.stream import Stream
 from atlas.cli.terminal import Terminal
 from atlas.cli.text import clean, one_line
-from atlas.cli.value import text_value
+from atlas.cli.value import standard_input, text_value
 from atlas.kernel.errors import AtlasError, Conflict
 from atlas.kernel.run import PARKED, RunQuery, RunState
 
@@ -40,7 +40,8 @@ class Chat:
         self._agent = agent
         self._session = session
         self._code = DONE
-        self._is_person = sys.stdin.isatty() and not terminal.is_json
+        self._lines = standard_input("A chat reads what is said from there, a line for each turn.")
+        self._is_person = self._lines.isatty() and not terminal.is_json
         self._has_editing = self._is_person and terminal.is_screen
         self._backstage = Backstage(terminal.open)
 
@@ -199,7 +200,7 @@ class Chat:
         if self._is_person:
             sys.stderr.write(prompt)
             sys.stderr.flush()
-        line = sys.stdin.readline()
+        line = self._lines.readline()
         return line.rstrip("\n") if line else None
 
     def _leave(self) -> int:

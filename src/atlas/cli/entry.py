@@ -6,6 +6,7 @@ Root       the table of commands, with the line `atlas --help` shows for each
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import MutableMapping, Sequence
 from typing import Any, Final
@@ -108,6 +109,7 @@ class Root(Group):
     ) -> Any:
         """Runs the words; ends the process with the exit code, or returns it when not `standalone_mode`."""
         words = list(sys.argv[1:] if args is None else args)
+        _fill_closed_streams()
         code = self._guarded(words, prog_name or "atlas", complete_var, extra)
         if standalone_mode:
             sys.exit(code)
@@ -123,6 +125,20 @@ class Root(Group):
             from atlas.cli.failure import explain
 
             return explain(error, words, extra.get("obj"))
+
+
+def _fill_closed_streams() -> None:
+    """Lets a standard stream that the caller closed lead nowhere.
+
+    The next file to be opened would get its number otherwise, and with it what a child process prints. Standard input
+    stays closed for who reads it, and so says that it is.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, which is the stream's own
+            os.set_inheritable(number, True)
+            if name != "stdin":
+                setattr(sys, name, os.fdopen(number, "w"))
 
 
 @click.group(

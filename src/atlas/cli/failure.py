@@ -7,6 +7,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -62,22 +63,35 @@ def explain(error: BaseException, words: Sequence[str], program: Program | None)
     if isinstance(cause, KeyboardInterrupt | click.Abort):
         return interrupted(words)
     if isinstance(cause, ReaderGone):
-        # Nothing may be flushed to the closed pipe when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return DONE
     told = _translate(cause, words, program)
-    if "--debug" in words:
-        click.echo("".join(traceback.format_exception(cause)), err=True, nl=False)
-    if "--json" in words:
-        problems = told.problems if isinstance(told, Invalid) and told.problems else msgspec.UNSET
-        described = Described(told.reason, told.message, told.hint, told.where, problems)
-        raw = msgspec.json.encode({"error": described})
-        click.echo(msgspec.json.format(raw, indent=2 if sys.stdout.isatty() else -1).decode())
-    else:
-        for line in error_lines(told):
-            click.echo(line, err=True, color=color)
+    with suppress(OSError):  # nobody hears it: the exit code has to do
+        if "--debug" in words:
+            click.echo("".join(traceback.format_exception(cause)), err=True, nl=False)
+        if "--json" not in words or not _say_json(told):
+            for line in error_lines(told):
+                click.echo(line, err=True, color=color)
     # What is described and not built is refused: nothing is wrong with the request, and trying again will not help.
     return REFUSED if told.reason == NOT_AVAILABLE_YET else told.exit_code
+
+
+def _say_json(told: AtlasError) -> bool:
+    """Whether standard output took the error."""
+    problems = told.problems if isinstance(told, Invalid) and told.problems else msgspec.UNSET
+    described = Described(told.reason, told.message, told.hint, told.where, problems)
+    raw = msgspec.json.encode({"error": described})
+    try:
+        click.echo(msgspec.json.format(raw, indent=2 if sys.stdout.isatty() else -1).decode())
+    except OSError:
+        _silence()
+        return False
+    return True
+
+
+def _silence() -> None:
+    """Lets standard output lead nowhere: what it did not take would be flushed again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def error_lines(error: AtlasError) -> Iterator[str]:

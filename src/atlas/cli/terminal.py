@@ -17,6 +17,7 @@ import click
 
 from atlas.cli.program import Program
 from atlas.cli.text import STATE_COLORS, clean
+from atlas.kernel.errors import Unavailable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,25 +70,31 @@ class Terminal:
 
     def say(self, text: str = "") -> None:
         """One line of result, on standard output."""
-        try:
-            click.echo(text, color=self._color)
-        except BrokenPipeError as error:
-            raise ReaderGone from error
+        self._write(text, is_line=True, color=self._color)
 
     def answer(self, text: str) -> None:
         """A piece of what an agent said, on standard output, at once: exact in a pipe or a file, visible on a terminal.
 
         A terminal must not obey what an agent wrote, and a program must get every character of it.
         """
+        # `color` keeps click from taking escape sequences out.
+        self._write(clean(text) if self.is_screen else text, is_line=False, color=True)
+
+    def _write(self, text: str, *, is_line: bool, color: bool | None) -> None:
         try:
-            # `color` keeps click from taking escape sequences out.
-            click.echo(clean(text) if self.is_screen else text, nl=False, color=True)
+            click.echo(text, nl=is_line, color=color)
         except BrokenPipeError as error:
             raise ReaderGone from error
+        except OSError as error:
+            raise Unavailable(
+                f"standard output cannot be written: {error.strerror}",
+                hint="Check the file or disk it goes to. What was recorded stays: see 'atlas runs'.",
+                code="output_unwritable",
+            ) from error
 
     def note(self, text: str = "") -> None:
         """One line about the result, on standard error; nobody has to read it."""
-        with suppress(BrokenPipeError):
+        with suppress(OSError):
             click.echo(text, err=True, color=self._color)
 
     def emit(self, value: object) -> None:

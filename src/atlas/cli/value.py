@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TextIO
 
 import msgspec
 
@@ -41,12 +41,16 @@ def text_value(text: str) -> dict[str, str]:
     return {"text": text}
 
 
+def standard_input(hint: str) -> TextIO:
+    """The stream; Invalid when it is closed, because then Python gives none at all."""
+    if sys.stdin is None:
+        raise Invalid("standard input is closed", hint=hint, code="stdin_closed")
+    return sys.stdin
+
+
 def _bytes_of(word: str, option: str) -> tuple[bytes, str]:
     if word == "-":
-        # Python gives no stream at all when standard input is closed.
-        if sys.stdin is None:
-            raise Invalid("standard input is closed", hint=f"Pipe JSON into {option} -.", code="stdin_closed")
-        return _read(sys.stdin.buffer, "standard input", option), "standard input"
+        return _read(standard_input(f"Pipe JSON into {option} -.").buffer, "standard input", option), "standard input"
     if not word.startswith("@"):
         return word.encode("utf-8", "surrogateescape"), option
     path = Path(word[1:])

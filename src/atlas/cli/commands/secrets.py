@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -137,9 +136,12 @@ def _store(terminal: Terminal) -> Secrets:
 
 def _value(name: str) -> str:
     """What is typed unseen, or all of standard input without its last line break."""
-    if sys.stdin.isatty():
+    from atlas.cli.value import standard_input
+
+    stream = standard_input(f"Pipe the value of {name} into it.")
+    if stream.isatty():
         return str(click.prompt(f"Value of {name}", hide_input=True, confirmation_prompt=True, err=True))
     try:
-        return sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r")
+        return stream.buffer.read().decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
         raise click.UsageError("The value is not UTF-8 text.") from None
