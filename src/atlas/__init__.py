@@ -10,9 +10,10 @@ Importing this package touches no file, no network and no environment; names are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # what `typing` calls so, without the time that importing it takes
 if TYPE_CHECKING:
+    from typing import Any
+
     from atlas.api import Atlas as Atlas
     from atlas.control.report import Result as Result
     from atlas.engine.agent import AgentBase as AgentBase

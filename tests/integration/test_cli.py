@@ -385,7 +385,8 @@ def test_an_interrupt_while_the_command_still_loads_is_a_clean_end(
         "from atlas.app import main\n"
         "main()\n"
     )
-    for module in ("click", "atlas.cli.commands.run", "asyncio", "atlas.control.host"):
+    modules = ("atlas.app.program", "msgspec", "click", "atlas.cli.commands.run", "asyncio", "atlas.control.host")
+    for module in modules:
         for words in ((), ("--json",)):
             process = started(
                 subprocess.Popen(

@@ -7,26 +7,57 @@ main         the `atlas` command
 
 from __future__ import annotations
 
-import os
+TYPE_CHECKING = False  # what `typing` calls so, without the time that importing it takes
+if TYPE_CHECKING:
+    from typing import Any
 
-from atlas.app.build import build_ledger, inline_of
-from atlas.app.clock import SystemClock
-from atlas.app.host import open_ephemeral, open_host
-from atlas.app.program import Program
+    from atlas.app.build import build_ledger as build_ledger
+    from atlas.app.build import inline_of as inline_of
+    from atlas.app.clock import SystemClock as SystemClock
+    from atlas.app.host import open_ephemeral as open_ephemeral
+    from atlas.app.host import open_host as open_host
+    from atlas.app.program import Program as Program
 
 __all__ = ["Program", "SystemClock", "build_ledger", "inline_of", "main", "open_ephemeral", "open_host"]
 
+_HOMES = {
+    "Program": "program",
+    "SystemClock": "clock",
+    "build_ledger": "build",
+    "inline_of": "build",
+    "open_ephemeral": "host",
+    "open_host": "host",
+}
+
 
 def main() -> None:
-    """The `atlas` command. Ctrl-C is a clean end at any moment, also while the command is still loading."""
+    """The `atlas` command. Ctrl-C is a clean end at any moment, also while the command is still loading.
+
+    Only what comes before this function cannot be protected, so loading this module imports nothing.
+    """
+    import os
+    import signal
     import sys
 
-    from atlas.cli.interrupt import interrupted
+    from atlas.cli.interrupt import interrupted, leave
+
+    # An exception that is raised while a compiled module loads can bring the interpreter down.
+    signal.signal(signal.SIGINT, leave)
+    from atlas.app.program import Program
+    from atlas.cli import root
 
     try:
-        from atlas.cli import root
-
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         code = root.main(prog_name="atlas", standalone_mode=False, obj=Program(os.environ))
     except KeyboardInterrupt:
         code = interrupted(sys.argv[1:])
     sys.exit(code)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'atlas.app' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"atlas.app.{home}"), name)

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # what `typing` calls so, without the time that importing it takes
 if TYPE_CHECKING:
+    from typing import Any
+
     from atlas.cli.entry import root as root
 
 __all__ = ["root"]
