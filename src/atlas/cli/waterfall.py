@@ -1,4 +1,4 @@
-"""Spans as lines of text: a tree on the left, bars over time on the right. Needs no colour and 60 columns."""
+"""Spans as lines of text: a tree on the left, bars over time on the right where there is room. Needs no colour and 40 columns."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ def draw(terminal: Terminal, root: Span, limit: int | None) -> Iterator[str]:
     room = terminal.width - STATUS - TIME - 3
     longest = max(cell_len(label) for label, span in rows if span is not None)
     label_width = min(longest, max(MIN_LABEL, room // 2))
-    bar_width = max(MIN_BAR, room - label_width)
+    bar_width = room - label_width
+    if bar_width < MIN_BAR:  # a bar that goes on in the next line says nothing
+        label_width, bar_width = min(longest, room), 0
     for label, span in rows:
         if span is None:
             yield terminal.style(label, dim=True)
             continue
         took = duration(max(0, span.ended_us - span.started_us))
         status = terminal.state(span.status) + " " * (STATUS - len(span.status))
-        bar = _bar(span, root.created_us, root.ended_us, bar_width, glyphs)
-        yield f"{_fit(label, label_width)} {status} {took:>{TIME}} {bar}"
+        bar = _bar(span, root.created_us, root.ended_us, bar_width, glyphs) if bar_width else ""
+        yield f"{_fit(label, label_width)} {status} {took:>{TIME}} {bar}".rstrip()
 
 
 def _rows(span: Span, lead: str, indent: str, glyphs: Glyphs, limit: int | None) -> Iterator[tuple[str, Span | None]]:

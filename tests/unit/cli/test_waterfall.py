@@ -44,7 +44,7 @@ def test_waiting_is_dots_and_work_is_solid(terminal: Terminal) -> None:
     assert bar.endswith("━━")
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [40, 46, 60, 80, 120])
 def test_no_line_is_wider_than_the_terminal(terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     deep = span("x" * 90, 0, 10)
