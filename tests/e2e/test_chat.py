@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,20 @@ def test_ctrl_c_stops_the_turn_and_keeps_the_chat(provider: ProviderProcess, vau
             assert screen.ended() == 0
     assert [run["state"] for run in runs(vault)] == ["cancelled", "succeeded"]
     assert "Traceback" not in screen.text
+
+
+def test_ctrl_c_before_the_answer_begins_leaves_a_line_of_its_own(provider: ProviderProcess, vault: Path) -> None:
+    provider.plan(Act(text="Never heard.", before_s=30.0))
+    make_vault(vault, provider.url)
+    with on_screen(vault, "chat", "advisor") as screen:
+        screen.wait_for_prompt()
+        screen.press("Tell me.\n")
+        while not provider.record().open:
+            time.sleep(0.05)
+        screen.press(CTRL_C)
+        screen.wait_for("cancelled")
+        screen.wait_for_prompt()
+    assert "^C\ncancelled" in screen.text, screen.text
 
 
 def test_ctrl_c_at_the_prompt_drops_the_line_and_keeps_the_chat(provider: ProviderProcess, vault: Path) -> None:

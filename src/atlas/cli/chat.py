@@ -113,6 +113,8 @@ class Chat:
         try:
             return driven.result()
         except KeyboardInterrupt:
+            if self._is_person and not stream.is_mid_line:
+                self._terminal.note()  # the terminal has written ^C
             stream.end_line()
             if not self._is_person:
                 self._backstage.do(lambda host: host.abort())

@@ -16,7 +16,7 @@ class Stream:
         self._before_first = before_first
         self._attempt = 0
         self._has_begun = False
-        self._is_mid_line = False
+        self.is_mid_line = False
         self.answer = ""
 
     def show(self, delta: Delta) -> None:
@@ -31,7 +31,7 @@ class Stream:
             self._before_first()
             self._has_begun = True
         self.answer += delta.text
-        self._is_mid_line = not self.answer.endswith("\n")
+        self.is_mid_line = not self.answer.endswith("\n")
         self._terminal.answer(delta.text)
 
     def echoed(self) -> None:
@@ -40,13 +40,13 @@ class Stream:
 
     def break_line(self) -> None:
         """Gives what comes between two pieces a line of its own on a terminal; the answer itself stays as it is."""
-        if self._is_mid_line and self._terminal.is_screen:
+        if self.is_mid_line and self._terminal.is_screen:
             self._terminal.note()
-            self._is_mid_line = False
+            self.is_mid_line = False
 
     def end_line(self) -> None:
         """Ends what was printed; what follows is another answer."""
-        if self._is_mid_line:
+        if self.is_mid_line:
             self._terminal.answer("\n")
-        self._is_mid_line = False
+        self.is_mid_line = False
         self.answer = ""
