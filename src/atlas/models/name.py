@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from atlas.kernel.config import Models
 from atlas.kernel.errors import Invalid, Problem
 from atlas.models.catalogue import Catalogue
-from atlas.models.provider import Endpoint
+from atlas.models.provider import Endpoint, how_to_get
 from atlas.models.usual import TIERS, usual_tiers
 from atlas.models.weights import KNOWN
 
@@ -78,6 +78,9 @@ class Names:
         if homes:
             message = f"more than one provider has {name}: {', '.join(homes)}"
             raise Invalid(message, hint=f"Write {homes[0]}:{name}.", code="model_ambiguous")
+        home = provider if colon else self._catalogue.vendor(name) or ""
+        if home not in self._endpoints and (hint := how_to_get(home)):
+            raise Invalid(f"{name} needs the provider {home}, which is not ready", hint=hint, code="model_unknown")
         known = ", ".join(sorted(self._endpoints)) or "none"
         message = f"there is no provider {provider}" if colon else f"no provider is known to have {name}"
         raise Invalid(message, hint=f"Write provider:model. The providers are: {known}.", code="model_unknown")

@@ -95,6 +95,13 @@ def absent(found: Mapping[str, Endpoint], environ: Mapping[str, str]) -> list[En
     ]
 
 
+def how_to_get(name: str) -> str:
+    """What a provider needs that is there of itself as soon as it has that; empty for every other."""
+    if name == "local":
+        return "'atlas models pull' fetches the weights; 'atlas models list' says what else is missing."
+    return f"Set {_KNOWN[name][0]}, or write `key: secret:NAME` for the provider." if name in _KNOWN else ""
+
+
 def complaint(endpoint: Endpoint) -> ModelError | None:
     """What this installation or the configuration lacks before the provider can be asked; contacts nobody."""
     if endpoint.key_name and not endpoint.key:
@@ -102,8 +109,7 @@ def complaint(endpoint: Endpoint) -> ModelError | None:
         return ModelError("auth", message, hint=f"Set {endpoint.key_name.removeprefix('secret:')} among the secrets.")
     match endpoint.kind:
         case "openai" | "anthropic" if not endpoint.key and endpoint.base_url == _KNOWN[endpoint.kind][2]:
-            hint = f"Set {_KNOWN[endpoint.kind][0]}, or write `key: secret:NAME` for the provider."
-            return ModelError("auth", f"there is no key for {endpoint.name}", hint=hint)
+            return ModelError("auth", f"there is no key for {endpoint.name}", hint=how_to_get(endpoint.kind))
         case "local":
             folder = Path(endpoint.folder) if endpoint.folder else None
             if not has_engine() or not any(find_weights(folder, each) for each in KNOWN_WEIGHTS.values()):

@@ -49,6 +49,21 @@ def test_an_empty_tier_and_a_tier_nobody_serves_are_refused_with_advice() -> Non
 
 
 @pytest.mark.parametrize(
+    "name, fix",
+    [
+        ("anthropic:claude-sonnet-4-5", "ANTHROPIC_API_KEY"),
+        ("claude-of-tomorrow", "ANTHROPIC_API_KEY"),
+        ("openai:gpt-4o", "OPENAI_API_KEY"),
+        ("local:smollm2", "atlas models pull"),
+    ],
+)
+def test_a_model_whose_provider_only_lacks_something_says_what(name: str, fix: str) -> None:
+    with pytest.raises(Invalid, match="not ready") as caught:
+        Names(Models(), {}, CATALOGUE).resolve(name)
+    assert fix in caught.value.hint
+
+
+@pytest.mark.parametrize(
     "bare, full",
     [
         ("claude-sonnet-4-5", "anthropic:claude-sonnet-4-5"),
