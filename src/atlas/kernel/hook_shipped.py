@@ -97,8 +97,13 @@ class TestOracle(Hook):
             if run.exit_code == 0:
                 return None
             output = run.output
-            why = f"failed with exit code {run.exit_code}:\n{fence(shorten(output, view.handle, _SHOWN), view.handle)}"
+            why = f"failed with exit code {run.exit_code}"
         if len(view.rounds_of(self.name)) >= self._rounds:
-            reason = f"`{self._command}` still does not pass after {self._rounds} rounds; it {why}"
-            return Stop(reason, counts_as_stuck=True)
-        return Continue(f"Not done yet. The check `{self._command}` {why}\nPut it right, then finish.", detail=output)
+            rounds = "1 round" if self._rounds == 1 else f"{self._rounds} rounds"
+            # A person reads this, for whom the marks around what others wrote mean nothing.
+            tail = f":\n{shorten(output, view.handle, _SHOWN)}".rstrip() if output.strip() else ""
+            return Stop(f"`{self._command}` still does not pass after {rounds}; it {why}{tail}", counts_as_stuck=True)
+        shown = f":\n{fence(shorten(output, view.handle, _SHOWN), view.handle)}\n" if output else "\n"
+        return Continue(
+            f"Not done yet. The check `{self._command}` {why}{shown}Put it right, then finish.", detail=output
+        )

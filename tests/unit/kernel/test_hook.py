@@ -281,6 +281,13 @@ def test_oracle_gives_up_without_accepting() -> None:
     assert after_answers(oracle(OracleRun(2, "no"), rounds=2), ["answer"] * 4) == [Continue, Continue, Stop, Stop]
 
 
+def test_oracle_tells_a_person_why_it_gave_up_in_plain_words() -> None:
+    found = ask(Hooks([oracle(OracleRun(2, "no kettle\n"), rounds=0)]), "should_continue_after_stop", "done")
+    assert found.reason == "`make test` still does not pass after 0 rounds; it failed with exit code 2:\nno kettle"
+    found = ask(Hooks([oracle(OracleRun(2, ""), rounds=0)]), "should_continue_after_stop", "done")
+    assert found.reason == "`make test` still does not pass after 0 rounds; it failed with exit code 2"
+
+
 def test_oracle_shows_a_long_output_shortened_with_the_handle_to_all_of_it() -> None:
     found = ask(Hooks([oracle(OracleRun(1, "x" * 100_000))]), "should_continue_after_stop", "done")
     assert len(found.feedback) < 3_000
