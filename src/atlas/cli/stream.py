@@ -14,19 +14,19 @@ class Stream:
     def __init__(self, terminal: Terminal, before_first: Callable[[], None]) -> None:
         self._terminal = terminal
         self._before_first = before_first
-        self._attempt = 0
+        self._call = (0, 0)
         self._has_begun = False
         self.is_mid_line = False
         self.answer = ""
 
     def show(self, delta: Delta) -> None:
-        """One piece. What a failed attempt said before is left standing above a line of its own."""
+        """One piece. What an earlier step or a failed attempt said is left standing above a line of its own."""
         if delta.kind != "text" or self._terminal.is_json:
             self.end_line()
             return
-        if delta.attempt != self._attempt and self.answer:
+        if (delta.step, delta.attempt) != self._call and self.answer:
             self.end_line()
-        self._attempt = delta.attempt
+        self._call = (delta.step, delta.attempt)
         if not self._has_begun:
             self._before_first()
             self._has_begun = True

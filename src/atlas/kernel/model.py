@@ -87,7 +87,7 @@ class Request(msgspec.Struct, frozen=True):
     request will share, so that an adapter can mark them for the provider's prompt cache (the system text and the
     tools are always marked). `step` is the number of this model call in its turn, from 1 (0 when it stands alone), and
     `attempt` the number of this try at it. Neither is sent: a scripted model finds its place by them, and deltas carry
-    the attempt.
+    them.
     """
 
     model: str
@@ -135,11 +135,12 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """A piece of an answer as it streams. Ephemeral: it is shown, never recorded."""
+    """A piece of an answer as it streams; `step` and `attempt` are the request's. Ephemeral: shown, never recorded."""
 
     kind: Literal["text", "thinking", "tool"]
     text: str
     attempt: int = 1
+    step: int = 0
 
 
 ModelErrorKind: TypeAlias = Literal[

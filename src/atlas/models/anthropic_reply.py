@@ -222,7 +222,7 @@ class AnthropicReading:
                 pass
 
     def _say(self, kind: Literal["text", "thinking", "tool"], text: str) -> None:
-        self._on_delta(Delta(kind, text, self._request.attempt))
+        self._on_delta(Delta(kind, text, self._request.attempt, self._request.step))
 
 
 def _args(draft: _Draft) -> str:

@@ -197,7 +197,7 @@ class OpenAIReading:
             self._say("text", words.refusal)
 
     def _say(self, kind: Literal["text", "thinking", "tool"], text: str) -> None:
-        self._on_delta(Delta(kind, text, self._request.attempt))
+        self._on_delta(Delta(kind, text, self._request.attempt, self._request.step))
 
     def _add(self, call: _Call, known: _Draft | None) -> None:
         """Adds a piece to the call it belongs to: a new one also for another call under a known index or id."""

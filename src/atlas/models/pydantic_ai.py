@@ -85,13 +85,13 @@ class PydanticAIModel:
                 model, messages, model_settings=settings, model_request_parameters=wanted, instrument=False
             )
             for part in whole.parts:
-                _say(part, request.attempt, on_delta)
+                _say(part, request, on_delta)
             return whole
         async with model_request_stream(
             model, messages, model_settings=settings, model_request_parameters=wanted, instrument=False
         ) as stream:
             async for event in stream:
-                _say(getattr(event, "part", None) or getattr(event, "delta", None), request.attempt, on_delta, event)
+                _say(getattr(event, "part", None) or getattr(event, "delta", None), request, on_delta, event)
             return stream.get()
 
     def _failure(self, error: Exception) -> ModelError:
@@ -151,7 +151,7 @@ def _parameters(model: Model, request: Request) -> ModelRequestParameters:
     return parameters
 
 
-def _say(piece: object, attempt: int, on_delta: OnDelta, event: object = None) -> None:
+def _say(piece: object, request: Request, on_delta: OnDelta, event: object = None) -> None:
     """Passes on what a piece of the answer says; the end of a part says nothing new."""
     from pydantic_ai import messages as wire
 
@@ -159,11 +159,11 @@ def _say(piece: object, attempt: int, on_delta: OnDelta, event: object = None) -
         return
     match piece:
         case wire.TextPart(content=str(text)) | wire.TextPartDelta(content_delta=str(text)) if text:
-            on_delta(Delta("text", text, attempt))
+            on_delta(Delta("text", text, request.attempt, request.step))
         case wire.ThinkingPart(content=str(text)) | wire.ThinkingPartDelta(content_delta=str(text)) if text:
-            on_delta(Delta("thinking", text, attempt))
+            on_delta(Delta("thinking", text, request.attempt, request.step))
         case wire.ToolCallPart(tool_name=name):
-            on_delta(Delta("tool", name, attempt))
+            on_delta(Delta("tool", name, request.attempt, request.step))
         case _:
             pass
 

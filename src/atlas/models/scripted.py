@@ -137,7 +137,7 @@ class ScriptedModel:
             kind = said.error.kind
             message = said.error.message or f"the script says so: {kind}"
             raise ModelError(kind, message, retry_after_s=said.error.retry_after_s, usage=_billed(said.usage))
-        await _speak(said, request.attempt, on_delta)
+        await _speak(said, request, on_delta)
         parts = _parts(said, request.step)
         stop = said.stop or ("tool_call" if said.tool_calls else "end")
         size = sum(len(text) for text in (said.text, said.thinking))
@@ -184,9 +184,9 @@ def _last_words(request: Request) -> str:
     return ""
 
 
-async def _speak(said: ScriptedReply, attempt: int, on_delta: OnDelta) -> None:
+async def _speak(said: ScriptedReply, request: Request, on_delta: OnDelta) -> None:
     if said.thinking:
-        on_delta(Delta("thinking", said.thinking, attempt))
+        on_delta(Delta("thinking", said.thinking, request.attempt, request.step))
     size = -(-len(said.text) // PIECES) or 1
     pieces = [said.text[start : start + size] for start in range(0, len(said.text), size)]
     pause_s = said.delay_ms / 1000 / (len(pieces) or 1)
@@ -194,9 +194,9 @@ async def _speak(said: ScriptedReply, attempt: int, on_delta: OnDelta) -> None:
         if pause_s:
             await asyncio.sleep(pause_s)
         if piece:
-            on_delta(Delta("text", piece, attempt))
+            on_delta(Delta("text", piece, request.attempt, request.step))
     for call in said.tool_calls:
-        on_delta(Delta("tool", call.name, attempt))
+        on_delta(Delta("tool", call.name, request.attempt, request.step))
 
 
 def _parts(said: ScriptedReply, step: int) -> tuple[Part, ...]:

@@ -42,6 +42,16 @@ def test_a_line_is_broken_once_however_many_lines_come_between(
     assert shown(capsys) == ("", "")  # the cursor is at the start of a line already
 
 
+def test_what_another_step_or_attempt_says_begins_a_line(
+    terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Stream(terminal, lambda: None)
+    for delta in (Delta("text", "I look."), Delta("text", "It is", 1, 2), Delta("text", "It is here.", 2, 2)):
+        stream.show(delta)
+    assert shown(capsys)[0] == "I look.\nIt is\nIt is here."
+    assert stream.answer == "It is here."
+
+
 def test_in_a_pipe_the_answer_is_whole_and_ends_its_line(
     terminal: Terminal, capsys: pytest.CaptureFixture[str]
 ) -> None:

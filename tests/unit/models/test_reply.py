@@ -85,7 +85,7 @@ def test_a_stream_cut_at_any_byte_gives_the_same_reply_and_the_same_deltas(wire:
     assert heard.text("text") == "sedan säga 🙂"
     assert heard.text("thinking") == "först tänka"
     assert [delta.text for delta in heard.deltas if delta.kind == "tool"] == ["look", "see"]
-    assert {delta.attempt for delta in heard.deltas} == {2}
+    assert {(delta.step, delta.attempt) for delta in heard.deltas} == {(3, 2)}
 
 
 @pytest.mark.parametrize("wire", ["openai", "anthropic"])

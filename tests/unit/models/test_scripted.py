@@ -105,7 +105,7 @@ def test_the_text_streams_in_a_few_deltas_with_the_attempts_number() -> None:
     reply = ask(data, at(1, attempt=4), deltas)
     assert "".join(delta.text for delta in deltas if delta.kind == "text") == "a longer answer"
     assert 2 <= sum(delta.kind == "text" for delta in deltas) <= 5
-    assert {delta.attempt for delta in deltas} == {4}
+    assert {(delta.step, delta.attempt) for delta in deltas} == {(1, 4)}
     assert reply.parts == (Thinking("hm"), Text("a longer answer"), ToolCall("call_1_1", "look", "{}"))
 
 
