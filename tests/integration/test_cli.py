@@ -193,6 +193,7 @@ def test_a_mistake_in_a_script_is_named_with_its_place(atlas: Command) -> None:
 def test_a_key_gives_the_same_run_and_other_input_is_a_conflict(atlas: Command) -> None:
     first = atlas.json("run", "summarizer", "words", "--key", "k")
     assert atlas.json("run", "summarizer", "words", "--key", "k") == first
+    assert atlas("run", "summarizer", "words", "--key", "k", "--detach").stderr == "known by its key, succeeded\n"
     assert atlas.json("run", "summarizer", "other words", "--key", "k", code=2)["error"]["code"] == "key_reused"
 
 

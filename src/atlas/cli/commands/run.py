@@ -157,6 +157,7 @@ async def _run(
         terminal.emit(report)
     else:
         terminal.say(submitted.run_id)
-        verb = "queued" if submitted.is_new else f"known by its key, {report.state}"
-        terminal.note(f"{verb}; {terminal.command('up')} drives queued runs")
+        what = "queued" if submitted.is_new else f"known by its key, {report.state}"
+        how = f"; {terminal.command('up')} drives queued runs" if report.state == "queued" else ""
+        terminal.note(what + how)
     return DONE
