@@ -15,7 +15,7 @@ from agents_for_tests import AGENTS
 from atlas.app import open_host
 from atlas.control.host import Host
 from atlas.kernel.budget import Reservation
-from atlas.kernel.errors import Conflict, Invalid
+from atlas.kernel.errors import Conflict, Invalid, NotFound
 from atlas.kernel.event import AttemptStarted, EffectIntended, decode_body, draft
 from atlas.kernel.model import (
     Asked,
@@ -334,6 +334,9 @@ def test_what_the_model_saw_can_be_shown_for_any_past_step(vault_dir: Path) -> N
         for step in range(1, 5):
             built = await host.request(run_id, step)
             assert msgspec.json.encode(built.request) == msgspec.json.encode(asker.requests[step - 1])
+        with pytest.raises(NotFound) as caught:
+            await host.request(run_id, 5)
+        assert caught.value.hint == "Its requests are 1 to 4."
         replayed = await host.replay(run_id)
         assert (replayed.identical, replayed.code) == (True, "identical")
         assert len(asker.requests) == 4

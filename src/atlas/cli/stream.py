@@ -36,7 +36,7 @@ class Stream:
 
     def echoed(self) -> None:
         """The terminal has shown a key that was pressed, wherever the cursor stood."""
-        self._is_mid_line = self._is_mid_line or (self._has_begun and self._terminal.is_screen)
+        self.is_mid_line = self.is_mid_line or (self._has_begun and self._terminal.is_screen)
 
     def break_line(self) -> None:
         """Gives what comes between two pieces a line of its own on a terminal; the answer itself stays as it is."""

@@ -113,14 +113,17 @@ class Prompts:
         history = await load(self.ledger, job.run_id)
         asked: asyncio.Queue[FromCode] = asyncio.Queue()
         code = PromptCode(self._services, job, asked.put_nowait)
+        intents = await self._intents(job.run_id)
         async with asyncio.TaskGroup() as group:
             answering = group.create_task(self._answer_from(history, asked, code))
-            reaching = group.create_task(code.reach(step, await self._intents(job.run_id)))
+            reaching = group.create_task(code.reach(step, intents))
             await asyncio.wait({reaching})
             answering.cancel()
         built = reaching.result()
         if built is None:
-            raise NotFound(f"run {job.run_id} has no request {step}", hint="See 'atlas show RUN --events'.")
+            count = sum(name.startswith("model:") and name.count(":") == 1 for name in intents)
+            hint = f"Its requests are 1 to {count}." if count else "It never asked its model."
+            raise NotFound(f"run {job.run_id} has no request {step}", hint=hint)
         return built
 
     async def check_args(self, job: Job, name: str, args: bytes) -> str | None:

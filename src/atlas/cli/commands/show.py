@@ -67,6 +67,7 @@ class Detail(msgspec.Struct, frozen=True):
     examples="""
     atlas show @last
     atlas show run_0193a1b2c3d47abc --events
+    atlas show @last --request 2
     atlas show @last --follow
     """,
 )
