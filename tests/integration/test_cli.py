@@ -156,6 +156,12 @@ def test_a_new_agent_runs_at_once(atlas: Command) -> None:
     assert "error[exists]" in atlas("new", "greeter", code=2).stderr
 
 
+def test_a_run_without_requests_says_where_its_questions_are(atlas: Command) -> None:
+    atlas("run", "summarizer", "hello")
+    error = atlas.json("show", "@last", "--request", "1", code=2)["error"]
+    assert (error["code"], "--events" in error["hint"]) == ("not_a_prompt", True)
+
+
 @pytest.mark.parametrize("template", templates())
 def test_every_template_can_be_named(atlas: Command, template: str) -> None:
     made = atlas.json("new", "helper", "--template", template)

@@ -331,7 +331,11 @@ class Host:
         """What the model saw at a step, and why each part was there."""
         history = await load(self.ledger, run_id)
         if history.state.created.runtime != "prompt":
-            raise Invalid(f"run {run_id} asked no model", hint="Only prompt agents have requests.", code="not_a_prompt")
+            raise Invalid(
+                f"run {run_id} is not of a prompt agent, and only those are sent requests that Atlas builds",
+                hint="'atlas show RUN --events' has what an agent's code asked models.",
+                code="not_a_prompt",
+            )
         job = await self._agents.job(history.state, history, self.clock.now_us())
         return await self._prompts.request_at(job, step)
 
