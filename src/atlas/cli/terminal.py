@@ -30,6 +30,7 @@ R = TypeVar("R")
 
 PIPE_WIDTH = 200
 MIN_WIDTH = 40
+TABLE_WIDTH = 78
 
 
 class ReaderGone(Exception):
@@ -133,7 +134,11 @@ class Terminal:
         )
 
     def table(self, table: Table, console: Console) -> None:
-        """A rich table on standard output, without the spaces that end its lines."""
+        """A rich table on standard output, without the spaces that end its lines.
+
+        On a narrow terminal its lines go on in the next one: columns that are squeezed or cut off tell nothing.
+        """
+        console.width = max(console.width, TABLE_WIDTH)
         with console.capture() as capture:
             console.print(table)
         for line in capture.get().splitlines():

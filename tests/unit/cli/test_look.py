@@ -57,6 +57,15 @@ def test_runs_fit_80_columns_and_name_the_run(atlas: Any, host: Any, monkeypatch
     assert max(len(head), len(line)) <= 80
 
 
+def test_a_narrow_terminal_loses_no_column(atlas: Any, host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(host)
+    monkeypatch.setattr("atlas.cli.terminal.PIPE_WIDTH", 40)
+    head, line = atlas("runs").stdout.splitlines()
+    assert head.split() == ["RUN", "AGENT", "STATE", "STEPS", "COST", "TIME", "BEGAN"]
+    assert line.endswith("5s ago")
+    assert ["OUTCOME", "TIME"] in [line.split()[-2:] for line in atlas("show", RUN).stdout.splitlines()]
+
+
 def test_a_pipe_gets_names_whole(atlas: Any, host: Any) -> None:
     fill(host)
     assert host.rows[RUN].agent in atlas("runs").stdout
