@@ -25,11 +25,12 @@ from atlas.control.critic import CriticDesk
 from atlas.control.desk import Checked, Desk
 from atlas.control.history import History, bodies, load
 from atlas.control.hookset import HookSet
+from atlas.control.order import in_order
 from atlas.control.payload import unpack
 from atlas.control.steering import Steering
 from atlas.control.world import Effected, bug
 from atlas.kernel import guard
-from atlas.kernel.batch import Claim, claim, claim_of, ready
+from atlas.kernel.batch import Claim, claim, claim_of
 from atlas.kernel.code import Cancel, Finished, FromCode, Job, Need, Noted, Perform, ToCode
 from atlas.kernel.context import Builder, Built, Live, Session
 from atlas.kernel.errors import AtlasError, Cancelled, Fault, RunFailed
@@ -69,6 +70,7 @@ from atlas.kernel.turn import (
 
 MAX_REPAIRS: Final = 2
 _BYTES_PER_TOKEN: Final = 3
+_SHOWN_SCHEMA: Final = 2_000
 _UNANSWERED: Final = frozenset({"tier_empty", "model_unknown", *(f"model_{kind}" for kind in PASSED_ON)})
 """Why a contract's fallback is asked instead."""
 _ENCODER: Final = msgspec.json.Encoder()
@@ -207,7 +209,8 @@ class PromptCode:
         self._repairs += 1
         # Servers that take an answer format and forget about it show the model no schema.
         schema = _ENCODER.encode(self._desk.contract.output.schema).decode()
-        again = f"Answer again with nothing but JSON that fits this schema: {schema}"
+        fitting = f" that fits this schema: {schema}" if len(schema) <= _SHOWN_SCHEMA else ""
+        again = f"Answer again with nothing but the JSON{fitting}"
         return advised(turn, f"Your answer does not fit: {complaint}. {again}")
 
     def _complaint(self, text: str) -> str | None:
@@ -437,7 +440,7 @@ class PromptCode:
                 if self._steering is not None:
                     outcomes[number] = await self._steering.transform(call, number + 1, outcomes[number])
 
-        await _in_order([await self._claim(check) for check in checks], one)
+        await in_order([await self._claim(check) for check in checks], one)
         results = [outcomes[number] for number in range(len(calls))]
         turn = self._received(turn, step, calls, results, seen, verdicts)
         return turn if self._steering is None else await self._steering.after_tools(turn)
@@ -554,28 +557,6 @@ def _as_guarded(call: ToolCall, check: Checked | ToolResult) -> guard.Call:
     if isinstance(check, ToolResult):
         return guard.Call(call.name, call.args, is_wrong=True)
     return guard.Call(call.name, call.args, check.definition.effect)
-
-
-async def _in_order(claims: list[Claim], perform: Callable[[int], Awaitable[None]]) -> None:
-    """Performs all, each as soon as no earlier one that it conflicts with is unfinished."""
-    if len(claims) == 1:
-        return await perform(0)
-    started: set[int] = set()
-    finished: set[int] = set()
-    moved = asyncio.Event()
-
-    async def one(number: int) -> None:
-        await perform(number)
-        finished.add(number)
-        moved.set()
-
-    async with asyncio.TaskGroup() as group:
-        while len(finished) < len(claims):
-            for number in ready(claims, started, finished):
-                started.add(number)
-                group.create_task(one(number))
-            await moved.wait()
-            moved.clear()
 
 
 def granted(request: Request, hold: Hold | None) -> Request:
