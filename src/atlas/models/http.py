@@ -7,6 +7,7 @@ and follows no redirect: a key goes to the address it was given for and nowhere 
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 KEEP_ALIVE_S: Final = 55.0
+_MARGIN_S: Final = 1.0
+_TIMEOUT: Final = re.compile(r"\btimeout=([0-9]{1,9})\b", re.IGNORECASE | re.ASCII)
 _CLOSING_S: Final = 1.0
 _HAPPY_EYEBALLS_S: Final = 0.25
 _IN_PATH: Final = "/%:@!$&'()*+,;=~"
@@ -107,9 +110,9 @@ class Http:
             return
         now_s = asyncio.get_running_loop().time()
         waiting = self._idle.setdefault(self._prepared(target)[0], [])
-        while waiting and now_s - waiting[0][1] >= KEEP_ALIVE_S:
+        while waiting and now_s >= waiting[0][1]:
             waiting.pop(0)[0].abort()
-        waiting.append((connection, now_s))
+        waiting.append((connection, now_s + _kept_for_s(connection)))
 
     async def close(self) -> None:
         """Closes every connection."""
@@ -132,8 +135,8 @@ class Http:
         waiting = self._idle.get(origin, [])
         now_s = asyncio.get_running_loop().time()
         while waiting:
-            connection, since_s = waiting.pop()
-            if connection.is_free and now_s - since_s < KEEP_ALIVE_S:
+            connection, until_s = waiting.pop()
+            if connection.is_free and now_s < until_s:
                 return connection
             connection.abort()
         return None
@@ -266,6 +269,12 @@ class Exchange:
             case "gzip" | "x-gzip" | "deflate":
                 return zlib.decompressobj(_INFLATE).decompress
         raise ModelError("server", f"{self._target.name} packed its answer with {encoding[:40]}", usage=self._used())
+
+
+def _kept_for_s(connection: Connection) -> float:
+    """How long a connection can be used again: a request that meets the server's closing of it is lost, and charged."""
+    said = _TIMEOUT.search(connection.headers.get("Keep-Alive", ""))
+    return KEEP_ALIVE_S if said is None else min(KEEP_ALIVE_S, int(said[1]) - _MARGIN_S)
 
 
 def _request_to(target: Target) -> tuple[Origin, bytes]:

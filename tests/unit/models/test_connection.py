@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -434,6 +435,39 @@ def test_a_key_goes_only_to_a_server_whose_certificate_is_trusted(
 
     in_loop(work)
     assert [b"Authorization: Bearer k\r\n" in one for one in seen] == ([True] if is_trusted else [])
+
+
+@pytest.mark.parametrize(
+    "said, connections",
+    [
+        ("", 1),
+        ("Keep-Alive: timeout=30, max=100\r\n", 1),
+        ("keep-alive: max=9, Timeout=1\r\n", 2),
+        ("Keep-Alive: x\r\n", 1),
+    ],
+)
+def test_a_connection_is_used_again_only_as_long_as_the_server_keeps_it(said: str, connections: int) -> None:
+    opened: list[asyncio.StreamWriter] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"{}"):
+                writer.write(f"HTTP/1.1 200 OK\r\n{said}Content-Length: 2\r\n\r\nok".encode())
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        http = Http()
+        async with server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+            for _ in range(2):
+                async with http.post(Target("lab", url, {}), b"{}", Usage) as exchange:
+                    assert await exchange.rest(10) == b"ok"
+            await http.close()
+        assert len(opened) == connections
+
+    in_loop(work)
 
 
 @pytest.mark.parametrize("packing", ["gzip", "br"])
