@@ -82,7 +82,9 @@ class Names:
         if home not in self._endpoints and (hint := how_to_get(home)):
             raise Invalid(f"{name} needs the provider {home}, which is not ready", hint=hint, code="model_unknown")
         known = ", ".join(sorted(self._endpoints)) or "none"
-        message = f"there is no provider {provider}" if colon else f"no provider is known to have {name}"
+        message = f"no provider is known to have {name}"
+        if colon:
+            message = f"{name} names no model" if provider in self._endpoints else f"there is no provider {provider}"
         raise Invalid(message, hint=f"Write provider:model. The providers are: {known}.", code="model_unknown")
 
     def _homes(self, model: str) -> list[str]:

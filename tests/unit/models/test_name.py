@@ -92,6 +92,11 @@ def test_a_name_that_nobody_has_is_refused_with_the_providers(name: str) -> None
     assert "anthropic, lab, openai" in caught.value.hint
 
 
+def test_a_provider_without_a_model_is_not_said_to_be_missing() -> None:
+    with pytest.raises(Invalid, match="lab: names no model"):
+        names(Models(providers={"lab": LAB})).resolve("lab:")
+
+
 def test_environment_defines_both_providers() -> None:
     found = endpoints(Models(), {}, {**ENVIRON, "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"})
     here = "environment"
