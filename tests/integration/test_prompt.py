@@ -7,15 +7,17 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from agents_for_tests import AGENTS
 
+from atlas import AgentBase, AgentContext
 from atlas.app import open_host
 from atlas.control.host import Host
 from atlas.kernel.budget import Reservation
-from atlas.kernel.errors import Conflict, Invalid, NotFound
+from atlas.kernel.errors import AtlasError, Conflict, Invalid, NotFound
 from atlas.kernel.event import AttemptStarted, EffectIntended, decode_body, draft
 from atlas.kernel.model import (
     Asked,
@@ -426,6 +428,55 @@ def test_code_asks_a_model_once_and_gets_an_object_that_fits(vault_dir: Path) ->
             assert (report.tokens.tokens_in, report.models) == (200, ("fake:one",))
             assert (await host.replay(submitted.run_id)).identical
             assert len(asker.requests) == 2
+
+    asyncio.run(main())
+
+
+class Questions(AgentBase):
+    """Asks a model what it is told to, and says what came of each question."""
+
+    contract = {"name": "questions", "version": "1.0.0", "description": "asks models"}
+
+    async def execute(self, input: Any, context: AgentContext) -> Any:
+        found = []
+        for prompt, schema, model in input["ask"]:
+            try:
+                found.append(await context.generate(schema, prompt, tier=model))
+            except AtlasError as error:
+                found.append(error.reason)
+        return {"found": found}
+
+
+def test_code_gets_whole_answers_and_hears_why_there_is_none(vault_dir: Path) -> None:
+    said: dict[str, list[tuple[str, StopReason]]] = {
+        "short": [("one", "end")],
+        "long": [("one, ", "length")],
+        "long json": [('{"n"', "length"), (": 4}", "end")],
+        "wrong, then long json": [("no json", "end"), ('{"n"', "length"), (": 4}", "end")],
+        "endless json": [("[", "length")] * 3,
+        "declined": [("I will not", "refusal")],
+        "filtered": [("", "filter")],
+    }
+    schema = {"type": "object", "required": ["n"]}
+    questions = [[prompt, schema if "json" in prompt else None, "fake"] for prompt in said]
+
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        first = request.messages[0].parts[0]
+        assert isinstance(first, Text)
+        text, stop = said[first.text].pop(0)
+        return ((Text(text),) if text else (), stop)
+
+    async def main() -> None:
+        vault_dir.mkdir()
+        (vault_dir / "atlas.config.yaml").touch()
+        asker = FakeAsker(behaviour)
+        async with asyncio.timeout(30), open_host(vault_dir, {}, agents=[Questions], asker=asker) as host:
+            submitted = await host.submit("questions", {"ask": questions})
+            assert await host.drive(submitted.run_id) == "succeeded", (await host.report(submitted.run_id)).error
+            output = msgspec.json.decode((await host.report(submitted.run_id)).output)
+            declined = ["model_refusal", "model_filter"]
+            assert output["found"] == ["one", "answer_endless", {"n": 4}, {"n": 4}, "answer_endless", *declined]
+            assert not any(said.values())
 
     asyncio.run(main())
 

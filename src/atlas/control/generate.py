@@ -1,4 +1,8 @@
-"""Structured generation for agents' code: one question, an object that fits its schema, at most two repairs."""
+"""Structured generation for agents' code: one question, an object that fits its schema.
+
+JSON that was cut off is continued and JSON that does not fit is repaired, at most twice together. A text that was cut
+off is an error: it is asked for once.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,12 @@ from atlas.control.world import Effected
 from atlas.kernel.code import Need
 from atlas.kernel.errors import RunFailed
 from atlas.kernel.hold import Hold
-from atlas.kernel.model import Delta, Message, Request, Tab, Text
+from atlas.kernel.model import Delta, Message, Reply, Request, Tab, Text
+from atlas.kernel.turn import CUT_OFF
 
 _BYTES_PER_TOKEN: Final = 3
-_REPAIR: Final = 200
+_WORDS: Final = 200
+_REPAIR: Final = "That does not fit: {}. Answer again with nothing but the JSON."
 _RULE: Final = "Answer with one JSON value that fits this schema and with nothing else:\n"
 
 
@@ -47,16 +53,23 @@ class Generator:
             wanted = msgspec.structs.replace(wanted, model=hold.model, max_output_tokens=limit)
         request = _request(wanted)
         complaint: str | None = None
-        for _ in range(MAX_REPAIRS + 1):
+        said = ""
+        for _ in range(_asks(wanted)):
             asked = await self._asker.ask(wanted.model, request, _unheard, tab)
-            text = "".join(part.text for part in asked.reply.parts if isinstance(part, Text))
-            label = asked.label
+            text = _text(asked.reply)
+            said += text
+            if asked.reply.stop == "length":
+                complaint, request = None, _told(request, text, CUT_OFF)
+                continue
             if wanted.output_schema is None:
-                return Effected(msgspec.json.encode(text), label)
-            value, complaint = self._checked(wanted.output_schema, text)
+                return Effected(msgspec.json.encode(text), asked.label)
+            value, complaint = self._checked(wanted.output_schema, said)
             if complaint is None:
-                return Effected(msgspec.json.encode(value), label)
-            request = _repair(request, text, complaint)
+                return Effected(msgspec.json.encode(value), asked.label)
+            request, said = _told(request, text, _REPAIR.format(complaint)), ""
+        if complaint is None:
+            hint = "Ask for less at a time, or for JSON by a schema: such an answer is continued."
+            raise RunFailed("the answer was cut off before it came to an end", hint=hint, code="answer_endless")
         raise RunFailed(f"the model's answer breaks its schema: {complaint}", code="output_invalid")
 
     def _checked(self, schema: dict[str, Any], text: str) -> tuple[Any, str | None]:
@@ -72,13 +85,22 @@ def need_of(args: bytes) -> Need:
     wanted = msgspec.json.decode(args, type=Wanted)
     raw = msgspec.json.encode(_request(wanted))
     asks = _asks(wanted)
-    # Each repair reads the answer before it, and some words more.
-    read = asks * (-(-len(raw) // _BYTES_PER_TOKEN)) + (asks - 1) * asks // 2 * (wanted.max_output_tokens + _REPAIR)
+    # Each further try reads the answers before it, and some words more.
+    read = asks * (-(-len(raw) // _BYTES_PER_TOKEN)) + (asks - 1) * asks // 2 * (wanted.max_output_tokens + _WORDS)
     return Need(wanted.model, read, asks * wanted.max_output_tokens, asks=asks)
 
 
 def _asks(wanted: Wanted) -> int:
     return 1 if wanted.output_schema is None else MAX_REPAIRS + 1
+
+
+def _text(reply: Reply) -> str:
+    """What the model says; RunFailed when it declines."""
+    text = "".join(part.text for part in reply.parts if isinstance(part, Text))
+    if reply.stop in ("refusal", "filter"):
+        words = text.strip() or "the model gave no reason"
+        raise RunFailed(f"the model declined: {words[:500]}", code=f"model_{reply.stop}")
+    return text
 
 
 def _request(wanted: Wanted) -> Request:
@@ -94,10 +116,10 @@ def _request(wanted: Wanted) -> Request:
     )
 
 
-def _repair(request: Request, text: str, complaint: str) -> Request:
-    said = Message("assistant", (Text(text or "(nothing)"),))
-    told = Message("user", (Text(f"That does not fit: {complaint}. Answer again with nothing but the JSON."),))
-    return msgspec.structs.replace(request, messages=(*request.messages, said, told), step=request.step + 1)
+def _told(request: Request, text: str, words: str) -> Request:
+    answer = Message("assistant", (Text(text or "(nothing)"),))
+    messages = (*request.messages, answer, Message("user", (Text(words),)))
+    return msgspec.structs.replace(request, messages=messages, step=request.step + 1)
 
 
 def _unheard(delta: Delta) -> None:

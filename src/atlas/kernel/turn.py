@@ -31,7 +31,7 @@ NOTE_SIZE: Final = 400
 KEY_LENGTH: Final = 60
 LINE_LENGTH: Final = 140
 _LEAST_RESULT: Final = 256
-_CUT_OFF: Final = "Your answer was cut off. Go on exactly where it stopped; do not repeat anything."
+CUT_OFF: Final = "Your answer was cut off. Go on exactly where it stopped; do not repeat anything."
 _CALL_CUT_OFF: Final = (
     "Your reply was cut off at the limit of its length, so its last call may not be what you meant; where its arguments "
     "were not complete it was not made. Make it again in smaller parts."
@@ -266,7 +266,7 @@ def _cut_off(turn: Turn, text: str) -> Turn:
     if turn.continuations == MAX_CONTINUATIONS or not text:
         why = f"the answer was cut off {turn.continuations + 1} times and never came to an end"
         return replace(turn, finish=Finish(partial, ErrorRecord("answer_endless", why)))
-    exchange = _exchange(turn, _words(turn.spoken), _CUT_OFF, "cut off", text)
+    exchange = _exchange(turn, _words(turn.spoken), CUT_OFF, "cut off", text)
     return _kept(turn, exchange, partial=partial, continuations=turn.continuations + 1, spoken=())
 
 
