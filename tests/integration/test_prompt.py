@@ -481,6 +481,20 @@ def test_code_gets_whole_answers_and_hears_why_there_is_none(vault_dir: Path) ->
     asyncio.run(main())
 
 
+def test_a_question_to_a_model_that_is_not_there_replays_as_it_was(vault_dir: Path) -> None:
+    async def main() -> None:
+        vault_dir.mkdir()
+        (vault_dir / "atlas.config.yaml").touch()
+        async with asyncio.timeout(30), open_host(vault_dir, {}, agents=[Questions]) as host:
+            submitted = await host.submit("questions", {"ask": [["hi", None, "nowhere:m"], ["hi", None, "fast"]]})
+            assert await host.drive(submitted.run_id) == "succeeded"
+            output = msgspec.json.decode((await host.report(submitted.run_id)).output)
+            assert output["found"] == ["model_unknown", "tier_empty"]
+            assert (await host.replay(submitted.run_id)).identical
+
+    asyncio.run(main())
+
+
 def test_code_fans_out_over_models_and_prompts(vault_dir: Path) -> None:
     def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
         if request.model == "fake:two":

@@ -32,12 +32,13 @@ from atlas.kernel.gate import DEFAULTS, Ask, Authority, Intend, Refuse, Repeat, 
 from atlas.kernel.port import Ledger
 from atlas.kernel.state import State, apply, initial
 
-# Refused because of facts outside the run (another agent's contract, the tree's totals): a replay takes them as given.
+# Refused because of facts outside the run (another agent's contract, the tree's totals, which models there are): a replay
+# takes them as given.
 _OUTSIDE_FACTS = frozenset(
     {
         *("max_runs_per_tree", "spawn_rate", "circuit_open", "not_found", "invalid", "input_invalid"),
         *("budget_refused", "budget_busy", "tokens_per_request", "policy_unreadable"),
-        *("tier_empty", "model_unknown", "model_ambiguous"),
+        *("no_models", "tier_empty", "model_unknown", "model_ambiguous"),
     }
 )
 
