@@ -444,6 +444,18 @@ def test_done_is_accepted_after_a_check_with_a_tool(vault_dir: Path) -> None:
     on(vault_dir, Asker(in_turn(say("done"), WRITE, say("checked"))), work)
 
 
+@pytest.mark.parametrize("wrong", [call(("look_up", {})), call(("write", {"nam": "a.txt"}))])
+def test_a_call_that_could_not_be_made_is_no_check(vault_dir: Path, wrong: Said) -> None:
+    async def work(host: Host, asker: Asker) -> None:
+        run_id, state, text = await turn(host)
+        assert (state, text) == ("succeeded", "checked")
+        assert len(await facts(host, run_id)) == 2
+        await assert_reproducible(host, asker, run_id)
+
+    make_vault(vault_dir, {"hooks": [{"definition_of_done": {}}]})
+    on(vault_dir, Asker(in_turn(say("done"), wrong, say("done"), WRITE, say("checked"))), work)
+
+
 def test_the_ceiling_ends_the_turn_that_reaches_it(vault_dir: Path) -> None:
     async def work(host: Host, asker: Asker) -> None:
         run_id, state, code = await turn(host)

@@ -443,7 +443,13 @@ class PromptCode:
         await in_order([await self._claim(check) for check in checks], one)
         results = [outcomes[number] for number in range(len(calls))]
         turn = self._received(turn, step, calls, results, seen, verdicts)
-        return turn if self._steering is None else await self._steering.after_tools(turn)
+        if self._steering is None:
+            return turn
+        has_run = any(
+            not (one.is_wrong or isinstance(verdict, guard.Blocked))
+            for one, verdict in zip(seen, verdicts, strict=True)
+        )
+        return await self._steering.after_tools(turn, has_run=has_run)
 
     async def _claim(self, check: Checked | ToolResult) -> Claim:
         if isinstance(check, ToolResult):

@@ -89,9 +89,10 @@ class Steering:
             return _steered(turn, fact)
         return turn if turn.pending else await self._after_step(turn)
 
-    async def after_tools(self, turn: Turn) -> Turn:
-        """The turn after its tools answered."""
-        self._view = replace(self._view, last_tool_step=self._view.step)
+    async def after_tools(self, turn: Turn, *, has_run: bool) -> Turn:
+        """The turn after its tools answered; `has_run`: at least one of them, not only complaints about the calls."""
+        if has_run:
+            self._view = replace(self._view, last_tool_step=self._view.step)
         return await self._after_step(turn)
 
     async def _after_step(self, turn: Turn) -> Turn:
