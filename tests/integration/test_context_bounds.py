@@ -46,6 +46,12 @@ def test_the_same_seed_draws_the_same_world() -> None:
     assert World(8, 200, 40).facts != one.facts
 
 
+@pytest.mark.parametrize("turns", [100, 1_000, 100_000])
+def test_a_session_of_any_length_has_facts_to_ask_for(turns: int) -> None:
+    facts = World(3, turns, context_bench.questions_after(turns)).facts
+    assert len(facts) == len({fact.key for fact in facts}) == min(turns // 5, 200)
+
+
 def test_facts_are_planted_as_the_bench_promises() -> None:
     world = World(11, 1_000, 200)
     facts = world.facts

@@ -42,6 +42,7 @@ from atlas.testing.context_world import World
 SESSION: Final = "ses_bench"
 AGENT: Final = "archivist"
 CALLS: Final = 3
+QUESTIONS: Final = 200
 GROWTH_LIMIT: Final = 1.05
 SLOPE_LIMIT: Final = 1.0
 LONG_ENOUGH: Final = 500
@@ -106,7 +107,7 @@ class ContextReport(msgspec.Struct, frozen=True):
 async def run(open_host: Opener, turns: int, seed: int | None, report: Callable[[str], None]) -> ContextReport:
     """Runs the session in a temporary folder; `open_host` opens a vault with the actor as its model."""
     chosen = SystemRandom().randrange(2**32) if seed is None else seed
-    report(f"seed {chosen}: {turns} turns, then one of {turns // 2} steps, then {turns // 5} questions")
+    report(f"seed {chosen}: {turns} turns, then one of {turns // 2} steps, then {questions_after(turns)} questions")
     root = Path(tempfile.mkdtemp(prefix="atlas-context-"))
     try:
         bench = Bench(root, chosen, turns, report)
@@ -114,6 +115,11 @@ async def run(open_host: Opener, turns: int, seed: int | None, report: Callable[
             return await bench.run(host)
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def questions_after(turns: int) -> int:
+    """How many facts are planted and asked for: as many as there are words to tell them apart, however long it is."""
+    return min(turns // 5, QUESTIONS)
 
 
 class Bench:
@@ -125,7 +131,7 @@ class Bench:
         self._seed = seed
         self._turns = turns
         self._report = report
-        self._world = World(seed, turns, turns // 5)
+        self._world = World(seed, turns, questions_after(turns))
         self._limits = Limits()
         self._complaints: list[str] = []
         self._resident: dict[int, float] = {}
@@ -140,7 +146,8 @@ class Bench:
         bounds = self._bounds()
         built, identical = await self._rebuilt(host)
         printed, missing, refused, tried = await self._handles(host)
-        early, late = self._range(self._resident)
+        # Later than for sizes: the ledger's caches take a few hundred turns until they are full.
+        early, late = self._range(self._resident, max(self._turns * 3 // 10, 25))
         self._expect(late <= early * MEMORY_LIMIT, f"resident memory grew from {early:.0f} to {late:.0f} MB")
         self._expect(built < BUILD_LIMIT_MS, f"building a request takes {built:.2f} ms")
         complaints = (*self._complaints, *self.actor.complaints)
@@ -228,7 +235,7 @@ class Bench:
         meter, long = self.actor.meter, self._turns + 1
         worked, walked = meter.of(1, self._turns), meter.of(long, long)
         middle = per_turn(worked)
-        early, late = self._range(middle)
+        early, late = self._range(middle, self._early)
         growth, rise = late / early, slope((turn, size) for turn, size in middle.items() if turn >= self._early)
         largest = max(one.tokens for one in meter.seen)
         cap = self._limits.total
@@ -287,10 +294,10 @@ class Bench:
         """The first turn that is compared: by then the session is as full as it gets."""
         return max(self._turns // 10, 25)
 
-    def _range(self, values: dict[int, float]) -> tuple[float, float]:
-        """The medians of an early tenth and of the last tenth of all turns."""
+    def _range(self, values: dict[int, float], first: int) -> tuple[float, float]:
+        """The medians of a tenth of all turns that begins with `first`, and of the last tenth."""
         tenth = self._turns // 10
-        early = [value for turn, value in values.items() if self._early <= turn <= self._early + tenth]
+        early = [value for turn, value in values.items() if first <= turn <= first + tenth]
         late = [value for turn, value in values.items() if self._turns - tenth <= turn <= self._turns]
         return median(early), median(late)
 
