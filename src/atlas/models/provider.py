@@ -106,7 +106,8 @@ def complaint(endpoint: Endpoint) -> ModelError | None:
     """What this installation or the configuration lacks before the provider can be asked; contacts nobody."""
     if endpoint.key_name and not endpoint.key:
         message = f"the key of {endpoint.name}, {endpoint.key_name}, has no value"
-        return ModelError("auth", message, hint=f"Set {endpoint.key_name.removeprefix('secret:')} among the secrets.")
+        hint = f"Keep one with 'atlas secrets set {endpoint.key_name.removeprefix('secret:')}'."
+        return ModelError("auth", message, hint=hint)
     match endpoint.kind:
         case "openai" | "anthropic" if not endpoint.key and endpoint.base_url == _KNOWN[endpoint.kind][2]:
             return ModelError("auth", f"there is no key for {endpoint.name}", hint=how_to_get(endpoint.kind))
