@@ -136,6 +136,10 @@ def _translate(error: BaseException, words: Sequence[str], program: Program | No
     match error:
         case AtlasError():
             return error
+        case click.exceptions.NoArgsIsHelpError(ctx=click.Context(command=click.Group() as group) as ctx):
+            names = ", ".join(group.list_commands(ctx))
+            hint = f"'{ctx.command_path} --help' explains them."
+            return Invalid(f"'{ctx.command_path}' needs a command: {names}.", hint=hint, code="usage")
         case click.UsageError():
             path = error.ctx.command_path if error.ctx is not None else "atlas"
             return Invalid(error.format_message(), hint=f"'{path} --help' explains the command.", code="usage")

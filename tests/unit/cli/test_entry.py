@@ -243,3 +243,12 @@ def test_a_pipe_that_breaks_inside_is_not_taken_for_a_reader_that_left(atlas: An
     result = atlas("run", "x")
     assert result.exit_code == 5
     assert "error[fault]" in result.stderr
+
+
+def test_a_group_without_a_command_names_its_commands(atlas: Any) -> None:
+    result = atlas("secrets")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error[usage]: 'atlas secrets' needs a command: list, prove, rm, set.\n"
+        "  hint: 'atlas secrets --help' explains them.\n"
+    )
