@@ -416,6 +416,19 @@ def test_an_interrupt_while_the_command_still_loads_is_a_clean_end(
                 assert (out, err.strip()) == ("", "interrupted"), module
 
 
+def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
+    script = (
+        "import atexit, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "atexit.register(lambda: print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN))\n"
+        "sys.argv = ['atlas', '--version']\n"
+        "from atlas.app import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines()[-1] == "True", done.stderr
+
+
 @pytest.mark.parametrize("words", ["run summarizer --input - <&-", "chat advisor <&-", "secrets set TOKEN <&-"])
 def test_who_reads_a_closed_standard_input_says_so(atlas: Command, words: str) -> None:
     done = shell(atlas, words)

@@ -41,13 +41,17 @@ def main() -> None:
 
     from atlas.cli.interrupt import interrupted, leave
 
-    # An exception that is raised while a compiled module loads can bring the interpreter down.
-    signal.signal(signal.SIGINT, leave)
+    # An exception that is raised while a compiled module loads can bring the interpreter down. Where the signal is
+    # ignored, as a shell has it for what runs in the background, it stays so.
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_usual:
+        signal.signal(signal.SIGINT, leave)
     from atlas.app.program import Program
     from atlas.cli import root
 
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if is_usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         code = root.main(prog_name="atlas", standalone_mode=False, obj=Program(os.environ))
     except KeyboardInterrupt:
         code = interrupted(sys.argv[1:])
