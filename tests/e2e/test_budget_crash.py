@@ -255,14 +255,34 @@ def test_a_lost_call_for_an_answer_in_a_schema_is_asked_again_as_it_was(
     assert_books(till, report.run_id)
 
 
-def test_a_second_opinion_lost_with_its_process_is_paid_for_and_the_record_still_verifies(
-    tmp_path: Path, provider: ProviderProcess
-) -> None:
-    till = Till(tmp_path / "vault", provider)
+def judged_till(root: Path, provider: ProviderProcess) -> Till:
+    """An agent whose every question to its model is looked at by another one first."""
+    till = Till(root, provider)
     till.prompt("advisor", "oa:big", budget={"usd_per_run": CAP / 1e6})
     judge = {"by": "model", "model": "oa:small"}
     rule = {"id": "look", "match": {"kind": "model"}, "decision": "allow", "judge": judge, "reason": "to be sure"}
     (till.root / "policy.yaml").write_text(json.dumps({"rules": [rule]}))
+    return till
+
+
+@pytest.mark.parametrize("number", range(2, 6))
+def test_a_second_opinion_is_had_anew_after_a_crash_at_any_commit_before_it_is_on_record(
+    tmp_path: Path, provider: ProviderProcess, number: int
+) -> None:
+    till = judged_till(tmp_path / "vault", provider)
+    fine = Act(text='{"verdict": "allow", "reason": "fine"}')
+    provider.plan(fine, fine, Act(text="done"))
+    killed_at(till.root, f"commit.after:{number}")
+    report, _ = recovered(till)
+    assert report.state == "succeeded", report.error
+    assert till.holds() == 0
+    assert till.spent() >= till.bill
+
+
+def test_a_second_opinion_lost_with_its_process_is_paid_for_and_the_record_still_verifies(
+    tmp_path: Path, provider: ProviderProcess
+) -> None:
+    till = judged_till(tmp_path / "vault", provider)
     provider.plan(Act(text="x" * 800, pause_at=300, pause_s=30), Act(text='{"verdict": "allow", "reason": "fine"}'))
     with started(till.root) as process:
         until_asked(provider)

@@ -29,7 +29,7 @@ def send(to: str) -> str:
         book.write(to + "\\n")
     return "sent"
 '''
-SUMMARY = re.compile(r"^succeeded  \$[\d.]+  \d+ tokens  \d steps?  [\d.]+m?s  lab:m1  \S+$", re.MULTILINE)
+SUMMARY = re.compile(r"^succeeded  \$[\d.]+  [\d,]+ tokens  \d steps?  [\d.]+m?s  lab:m1  \S+$", re.MULTILINE)
 SEND = Act(tool_calls=(ActCall("send", '{"to": "ann"}'),))
 
 

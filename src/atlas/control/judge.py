@@ -132,7 +132,8 @@ class Judges:
             is_capped=True,
             asks=need.asks,
         )
-        # A name for each attempt: what a crash left reserved is settled in full when the run ends.
-        effect = f"judge:{name}:{state.attempt}"
+        # A name for each attempt under each lease, whose first event may be lost in a crash that leaves the hold: what
+        # is left reserved is settled in full when the run ends.
+        effect = f"judge:{name}:{record.lease.generation}.{state.attempt}"
         await record.ledger.append(Append(lease=record.lease, reserve=Reservation(effect, hold, caps)))
         return hold, effect
