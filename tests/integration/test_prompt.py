@@ -666,3 +666,11 @@ def test_a_tier_that_names_nobody_is_passed_over_for_the_fallback(vault_dir: Pat
             assert (await host.replay(run_id)).identical
 
     asyncio.run(main())
+
+
+def test_a_contract_says_how_long_a_reply_may_be(vault_dir: Path) -> None:
+    async def work(host: Host, asker: FakeAsker) -> None:
+        await ask(host, "go")
+        assert asker.requests[0].max_output_tokens == 9_000
+
+    with_host(vault_dir, lambda request: say("long"), work, "  model: {max_output_tokens: 9000}\n")

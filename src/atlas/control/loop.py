@@ -243,7 +243,7 @@ class PromptCode:
         first = await self._first_live()
         self._system = self._desk.system if first is None else first.system
         self._window = await self._narrowest() if first is None else first.context_window
-        self._limits = limits_of(self._desk.contract.context, self._window)
+        self._limits = limits_of(self._desk.contract.context, self._window, model.max_output_tokens)
         self._builder = Builder(self._limits)
         self._rate = self._session.calibration.rate
         self._steering = self._steered_by(row.turn)
@@ -374,6 +374,7 @@ class PromptCode:
             added=() if self._steering is None else self._steering.added,
             session=self._session,
             bytes_per_token=self._rate,
+            max_output_tokens=self._limits.output,
             context_window=self._window,
             output_schema=schema or None,
         )

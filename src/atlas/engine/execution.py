@@ -31,7 +31,9 @@ async def execute(agent: AgentBase, job: Job, conversation: Conversation) -> Fin
         if task is not None and task.cancelling():
             raise
         return Finished(error=ErrorRecord("agent_failed", "the agent's code cancelled itself"))
-    except Exception as error:  # noqa: BLE001 - whatever an agent's code raises is the run's outcome
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever else an agent's code raises is the run's outcome
         return Finished(error=record_of(error, job.folder, "agent_failed"))
 
 

@@ -89,7 +89,9 @@ async def _perform(
         record = ErrorRecord("step_failed", describe(error))
         conversation.say(Performed(call_id, error=record, duration_us=_since(began)))
         raise
-    except Exception as error:
+    except GeneratorExit:
+        raise  # nobody waits for the step any more
+    except BaseException as error:
         record = conversation.redactor.record(record_of(error, folder, "step_failed"))
         conversation.say(Performed(call_id, error=record, duration_us=_since(began)))
         raise from_record(record) from error

@@ -176,6 +176,9 @@ class Model(Part, frozen=True):
     fallback: Annotated[
         ModelChoice | None, Meta(description="Asked for the rest of a turn when no preferred model answers.")
     ] = None
+    max_output_tokens: Annotated[
+        int, Meta(ge=16, le=10**6, description="Most tokens of one reply; a longer answer is continued in the next.")
+    ] = 2_048
     override_allowed: Annotated[
         bool, Meta(description="Who starts a run, or an orchestrator, may choose another model.")
     ] = True

@@ -12,14 +12,13 @@ from typing import Final
 
 import msgspec
 
-from atlas.kernel.contract import Context
+from atlas.kernel.contract import Context, Model
 from atlas.kernel.model import Asked, Usage
 
 DEFAULT_RATE: Final = 3.0
 LOWEST_RATE: Final = 1.0
 HIGHEST_RATE: Final = 5.0
-MAX_OUTPUT: Final = 2_048
-"""The tokens that an answer may have."""
+MAX_OUTPUT: Final = Model().max_output_tokens
 MODELS_KEPT: Final = 4
 _STEP: Final = 0.1
 _MARGIN: Final = 0.97
@@ -30,7 +29,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How many tokens each part of a request may have; `total` holds for the whole of it.
+    """How many tokens each part of a request may have; `total` holds for the whole of it, `output` for its reply.
 
     `recall` is the largest answer of one recall, `exchanges` how many of the last exchanges are kept word for word.
     """
@@ -42,6 +41,7 @@ class Limits(msgspec.Struct, frozen=True):
     user: int = 2_500
     session: int = 3_000
     tail: int = 1_500
+    output: int = MAX_OUTPUT
     exchanges: int = 2
 
     def at(self, rate: float) -> Limits:
@@ -54,19 +54,21 @@ class Limits(msgspec.Struct, frozen=True):
             user=int(self.user * rate),
             session=int(self.session * rate),
             tail=int(self.tail * rate),
+            output=self.output,
             exchanges=self.exchanges,
         )
 
 
-def limits_of(context: Context, window: int = 0) -> Limits:
+def limits_of(context: Context, window: int = 0, output: int = MAX_OUTPUT) -> Limits:
     """The limits that a contract asks for: its own words, and all others in the usual proportions.
 
-    A model's `window`, where it is known, holds the request and its answer; it may narrow them and never widens them.
+    A model's `window`, where it is known, holds the request and its reply; it may narrow them and never widens them.
     """
     usual = Limits()
     total = context.max_tokens or usual.total
     if window:
-        total = min(total, max(window - MAX_OUTPUT, window // 2))
+        output = min(output, window // 2)
+        total = min(total, window - output)
     share = total / usual.total
     result = int(usual.result * share)
     wanted = context.recall_tokens or int(usual.recall * share)
@@ -79,6 +81,7 @@ def limits_of(context: Context, window: int = 0) -> Limits:
         user=int(usual.user * share),
         session=int(usual.session * share),
         tail=int(usual.tail * share),
+        output=output,
         exchanges=usual.exchanges if context.verbatim_exchanges is None else context.verbatim_exchanges,
     )
 

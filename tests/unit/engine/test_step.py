@@ -463,5 +463,32 @@ def test_exit_inside_a_step_is_recorded_before_it_ends_the_code(drive: Open) -> 
     asyncio.run(main())
 
 
+class Abort(BaseException):
+    """No ordinary error."""
+
+
+@pytest.mark.parametrize("kind", [Abort, KeyboardInterrupt])
+def test_what_ordinary_code_does_not_catch_ends_the_step_or_the_run_and_nothing_else(
+    drive: Open, kind: type[BaseException]
+) -> None:
+    def raising() -> None:
+        raise kind("the way out")
+
+    async def in_step(context: AgentContext) -> Any:
+        await context.step("leave", raising)
+
+    async def outside(context: AgentContext) -> Any:
+        raising()
+
+    async def main() -> None:
+        async with drive(in_step) as driver:
+            assert (await driver.error(make_job())).code == "step_failed"
+            assert driver.of(Performed)[0].error.message == f"{kind.__name__}: the way out"
+        async with drive(outside) as driver:
+            assert (await driver.error(make_job())).code == "agent_failed"
+
+    asyncio.run(main())
+
+
 def _is_call(message: FromCode) -> bool:
     return isinstance(message, CallMade)

@@ -47,6 +47,10 @@ def test_what_a_model_can_read_narrows_what_the_contract_asks_for_and_never_wide
     assert limits_of(Context(max_tokens=4_000), 8_192) == limits_of(Context(max_tokens=4_000))
     assert limits_of(Context(), 200_000) == limits_of(Context(), 0) == Limits()
     assert limits_of(Context(), 2_048).total == 1_024
+    long = limits_of(Context(), 16_384, output=6_000)
+    assert (long.total, long.output) == (10_384, 6_000)
+    cramped = limits_of(Context(), 8_192, output=6_000)
+    assert (cramped.total, cramped.output) == (4_096, 4_096)
 
 
 @pytest.mark.parametrize("usage", [Usage(1_000, is_estimated=True), Usage(0), Usage(20)])
