@@ -15,6 +15,7 @@ from agents_for_tests import AGENTS
 
 from atlas import AgentBase, AgentContext
 from atlas.app import open_host
+from atlas.control.history import load
 from atlas.control.host import Host
 from atlas.kernel.budget import Reservation
 from atlas.kernel.errors import AtlasError, Conflict, Invalid, NotFound
@@ -674,3 +675,36 @@ def test_a_contract_says_how_long_a_reply_may_be(vault_dir: Path) -> None:
         assert asker.requests[0].max_output_tokens == 9_000
 
     with_host(vault_dir, lambda request: say("long"), work, "  model: {max_output_tokens: 9000}\n")
+
+
+def test_a_turn_whose_first_model_was_refused_goes_on_with_what_its_first_request_was_built_from(
+    vault_dir: Path,
+) -> None:
+    models = "models: {providers: {demo: {kind: scripted, script: demo.yaml}}, tiers: {fast: ['demo:one']}}\n"
+    script = "replies: [{tool_calls: [{name: recall, args: {find: x}}]}, {text: done, delay_ms: %d}]\n"
+
+    async def main() -> None:
+        async with host_with(vault_dir, FakeAsker(lambda request: say("")), FALLBACK):
+            pass  # writes the agent
+        (vault_dir / "demo.yaml").write_text(script % 60_000)
+        (vault_dir / "atlas.config.yaml").write_text(models)
+        async with asyncio.timeout(60), open_host(vault_dir, {}) as host:
+            run_id = (await host.submit("advisor", {"text": "go"})).run_id
+            host.start_driving()
+            while "model:2" not in (await load(host.ledger, run_id)).state.open:
+                await asyncio.sleep(0.02)
+            await host.abort()
+        (vault_dir / "agents" / "advisor" / "persona" / "IDENTITY.md").write_text("Edited meanwhile.\n")
+        (vault_dir / "demo.yaml").write_text(
+            (script % 0).replace("}}]}, {", "}}]}, {tool_calls: [{name: recall, args: {find: y}}]}, {")
+        )
+        async with asyncio.timeout(60), open_host(vault_dir, {}) as host:
+            assert await host.drive(run_id) == "succeeded"
+            first, *others = [(await host.request(run_id, step)).request.system for step in (1, 2, 3)]
+            assert others == [first, first]
+            with pytest.raises(NotFound) as caught:
+                await host.request(run_id, 4)
+            assert caught.value.hint == "Its requests are 1 to 3."
+            assert (await host.replay(run_id)).identical
+
+    asyncio.run(main())

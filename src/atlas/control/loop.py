@@ -261,12 +261,15 @@ class PromptCode:
         return min(filter(None, windows), default=0)
 
     async def _first_live(self) -> Live | None:
-        """What the turn's first request was built from, if it was sent: what was edited since counts from the next turn."""
+        """What the turn's first request was built from, if one was sent: what was edited since counts from the next turn.
+
+        Its first try may have been refused, and a fork begins with a later one.
+        """
         ledger, history = self._services.ledger, self._history
-        if "model:1" not in history.answers and "model:1" not in history.state.open:
+        if not any(effect.startswith("model:") for effect in (*history.answers, *history.state.open)):
             return None
         for _, body in bodies(await ledger.events(self._job.run_id)):
-            if isinstance(body, EffectIntended) and body.effect == "model:1":
+            if isinstance(body, EffectIntended) and body.effect.startswith("model:"):
                 recorded = msgspec.json.decode(await unpack(ledger, body.args))
                 return msgspec.json.decode(await ledger.get_blob(recorded["live"]), type=Live)
         return None

@@ -121,8 +121,8 @@ class Prompts:
             answering.cancel()
         built = reaching.result()
         if built is None:
-            count = sum(name.startswith("model:") and name.count(":") == 1 for name in intents)
-            hint = f"Its requests are 1 to {count}." if count else "It never asked its model."
+            steps = [int(name.split(":")[1]) for name in intents if name.startswith("model:")]
+            hint = f"Its requests are {min(steps)} to {max(steps)}." if steps else "It never asked its model."
             raise NotFound(f"run {job.run_id} has no request {step}", hint=hint)
         return built
 
