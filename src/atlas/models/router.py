@@ -181,9 +181,9 @@ class Router:
         """The same, 0 for not known; of a catalogue that nothing else needs it does not make the caller wait."""
         if choice not in self._windows:
             candidates = self._ready.get(choice) or await self._prepare(choice)
-            if not self._catalogue.is_loaded:
+            if not self._catalogue.is_loaded:  # something else may need it later, so this is not remembered
                 kinds = {name: endpoint.kind for name, endpoint in self.endpoints.items()}
-                candidates = tuple(one for one in candidates if kinds[one.partition(":")[0]] == "local")
+                return self._narrowest([one for one in candidates if kinds[one.partition(":")[0]] == "local"]) or 0
             if len(self._windows) >= _REMEMBERED:
                 self._windows.clear()
             self._windows[choice] = self._narrowest(candidates) or 0

@@ -403,3 +403,27 @@ def test_importing_the_room_loads_no_client_and_no_catalogue() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_context_window_is_known_as_soon_as_the_catalogue_is() -> None:
+    provider = Provider(kind="openai", base_url="https://api.openai.com/v1", key="secret:KEY")
+    models = Models(
+        providers={"openai": provider},
+        tiers=Tiers(fast=("openai:gpt-4o",)),
+        prices={"openai:gpt-4o": Price(1.0, 2.0)},
+    )
+
+    async def work() -> None:
+        router = Router(
+            models,
+            clock=FakeClock(),
+            load_blob=Loads(),
+            load_script=lambda path: pytest.fail("no script"),
+            keys={"openai": "key"},
+        )
+        assert await router.window("fast") == 0  # its price is configured, so nothing needed the catalogue
+        await router.load()
+        assert await router.window("fast") == router.context_window("fast") == 128_000
+        await router.close()
+
+    asyncio.run(work())
