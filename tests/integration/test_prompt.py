@@ -708,3 +708,13 @@ def test_a_turn_whose_first_model_was_refused_goes_on_with_what_its_first_reques
             assert (await host.replay(run_id)).identical
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("value", [None, {}, "", {"text": ""}])
+def test_a_prompt_agent_to_whom_nothing_is_said_is_not_run(vault_dir: Path, value: object) -> None:
+    async def work(host: Host, asker: FakeAsker) -> None:
+        with pytest.raises(Invalid, match="nothing was said to advisor"):
+            await host.submit("advisor", value)
+        assert (await host.submit("advisor", {"text": "", "topic": "kettles"})).is_new
+
+    with_host(vault_dir, lambda request: say("fine"), work)

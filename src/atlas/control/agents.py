@@ -166,6 +166,8 @@ class Agents:
         if not detached:
             await self._require_model(agent.contract, model)
         valid = self._valid_input(agent, value)
+        if not files:
+            _require_words(agent.contract, valid)
         kept = await self._keep(agent.contract, files)
         raw = msgspec.json.encode(valid, order="deterministic")
         run_id = self._new_id(RUN)
@@ -514,6 +516,13 @@ def _narrowing(agent: str, options: Options) -> Ancestor | None:
 def _as_ancestor(contract: Contract) -> Ancestor:
     """An agent with the tools that its contract gives it: the last of its run's lineage."""
     return Ancestor(contract.name, contract.tools.allow, contract.tools.deny)
+
+
+def _require_words(contract: Contract, value: Any) -> None:
+    """Refuses a question that says nothing: a model would make something up."""
+    if contract.runtime == "prompt" and not contract.input.schema and value in ({}, "", {"text": ""}):
+        hint = f"atlas run {contract.name} 'What to do'"
+        raise Invalid(f"nothing was said to {contract.name}", hint=hint, code="input_missing")
 
 
 def _chosen_model(contract: Contract, options: Options) -> str:
