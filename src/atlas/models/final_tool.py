@@ -44,7 +44,8 @@ class FinalTool(msgspec.Struct, frozen=True):
         if any(isinstance(part, ToolCall) for part in parts):
             return msgspec.structs.replace(reply, parts=(text, *parts))
         around = [Thinking(part.text) if isinstance(part, Text) else part for part in parts]
-        stop = "end" if reply.stop == "tool_call" else reply.stop
+        # A call that was cut off cannot be gone on with, only made again: it is a whole answer, and does not fit.
+        stop = "end" if reply.stop in ("tool_call", "length") else reply.stop
         return msgspec.structs.replace(reply, parts=(*around, text), stop=stop)
 
     def _is_mine(self, part: Part) -> bool:

@@ -84,9 +84,9 @@ def test_the_call_is_the_whole_answer_and_words_around_it_are_thoughts() -> None
     assert reply.stop == "end"
 
 
-def test_an_answer_that_was_cut_off_stays_cut_off() -> None:
+def test_an_answer_that_was_cut_off_is_no_beginning_to_go_on_from() -> None:
     reply = tool_of(wanting(OBJECT)).settled(replied(ToolCall("c", "final_answer", '{"n'), stop="length"))
-    assert (reply.parts, reply.stop) == ((Text('{"n'),), "length")
+    assert (reply.parts, reply.stop) == ((Text('{"n'),), "end")
 
 
 def test_other_calls_come_first_and_the_answer_is_not_lost() -> None:
