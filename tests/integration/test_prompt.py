@@ -718,3 +718,55 @@ def test_a_prompt_agent_to_whom_nothing_is_said_is_not_run(vault_dir: Path, valu
         assert (await host.submit("advisor", {"text": "", "topic": "kettles"})).is_new
 
     with_host(vault_dir, lambda request: say("fine"), work)
+
+
+def test_what_was_said_to_a_call_that_was_not_performed_comes_back_by_its_handle(vault_dir: Path) -> None:
+    said: dict[str, str] = {}
+
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        results = [part.text for part in request.messages[-1].parts if isinstance(part, ToolResult)]
+        match request.step:
+            case 1:
+                return call(("read_file", {"start": 0}), ("no_such_tool", {}), ("note", {"kind": "fact"}))
+            case 2:
+                for number, text in enumerate(results, start=1):
+                    said[f"t1.1.{number}"] = text.partition("\n")[2].rpartition("\n")[0]
+                return call(*(("recall", {"handle": handle}) for handle in said))
+        for text, wanted in zip(results, said.values(), strict=True):
+            assert wanted in text
+        return say("done")
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        run_id, _ = await ask(host, "go")
+        assert all(said.values())
+        assert len(set(said.values())) == 3
+        kinds = [event.kind for event in await host.ledger.events(run_id)]
+        assert kinds.count("call.answered") == 3
+        assert (await host.replay(run_id)).identical
+
+    with_host(vault_dir, behaviour, work)
+
+
+def test_a_turn_that_goes_on_does_not_record_again_what_it_said_to_calls(vault_dir: Path) -> None:
+    models = "models: {providers: {demo: {kind: scripted, script: demo.yaml}}, tiers: {balanced: ['demo:one']}}\n"
+    script = "replies: [{tool_calls: [{name: no_such_tool, args: {}}]}, {text: done, delay_ms: %d}]\n"
+
+    async def main() -> None:
+        async with host_with(vault_dir, FakeAsker(lambda request: say(""))):
+            pass  # writes the agent
+        (vault_dir / "demo.yaml").write_text(script % 60_000)
+        (vault_dir / "atlas.config.yaml").write_text(models)
+        async with asyncio.timeout(60), open_host(vault_dir, {}) as host:
+            run_id = (await host.submit("advisor", {"text": "go"})).run_id
+            host.start_driving()
+            while "model:2" not in (await load(host.ledger, run_id)).state.open:
+                await asyncio.sleep(0.02)
+            await host.abort()
+        (vault_dir / "demo.yaml").write_text(script % 0)
+        async with asyncio.timeout(60), open_host(vault_dir, {}) as host:
+            assert await host.drive(run_id) == "succeeded"
+            kinds = [event.kind for event in await host.ledger.events(run_id)]
+            assert (kinds.count("attempt.started"), kinds.count("call.answered")) == (2, 1)
+            assert (await host.replay(run_id)).identical
+
+    asyncio.run(main())

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from atlas.control.delta import Deltas
     from atlas.control.granting import GrantingAuthority
     from atlas.control.hookset import HookSet
-    from atlas.control.loop import Asker
     from atlas.control.prompt import Prompts
     from atlas.control.redaction import Redaction
+    from atlas.control.service import Asker
     from atlas.engine.agent import AgentBase
     from atlas.kernel.config import Config
     from atlas.kernel.contract import Contract

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from atlas.control.drive import SlotPool
     from atlas.control.host import Host
     from atlas.control.inbox_files import InboxFolder
-    from atlas.control.loop import Asker
     from atlas.control.prompt import Prompts
     from atlas.control.redaction import Redaction
+    from atlas.control.service import Asker
     from atlas.control.shelf import Shelf
     from atlas.control.world import World
     from atlas.engine.agent import AgentBase

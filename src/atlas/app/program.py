@@ -14,7 +14,7 @@ from atlas.app.host import open_host
 
 if TYPE_CHECKING:
     from atlas.control.host import Host
-    from atlas.control.loop import Asker
+    from atlas.control.service import Asker
     from atlas.kernel.port import Secrets, Vault
     from atlas.models.pull import OnProgress, Pulled
     from atlas.models.router import Router

@@ -8,6 +8,7 @@ from atlas.cli.text import clean, duration
 from atlas.kernel.event import (
     AttemptStarted,
     Body,
+    CallAnswered,
     CancelRequested,
     EffectAnswered,
     EffectAsked,
@@ -54,6 +55,8 @@ def _describe(body: Body) -> str:
         case TurnSteered():
             at = f"{body.moment} {body.step}" + (f".{body.call}" if body.call else "")
             return f"{body.by} at {at}: {body.decision}" + (f": {body.text}" if body.text else "")
+        case CallAnswered():
+            return f"call {body.step}.{body.call} was not performed: {preview(body.text)}"
         case RunParked():
             return f"until something wakes it ({body.reason})"
         case RunEnded():

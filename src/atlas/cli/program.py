@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from atlas.control.host import Host
-    from atlas.control.loop import Asker
+    from atlas.control.service import Asker
     from atlas.kernel.port import Secrets
     from atlas.models.pull import OnProgress, Pulled
     from atlas.models.router import Router

@@ -15,6 +15,7 @@ from atlas.kernel.digest import Done, title_of
 from atlas.kernel.errors import ErrorRecord
 from atlas.kernel.event import (
     NULL,
+    CallAnswered,
     EffectReceived,
     EffectRefused,
     Event,
@@ -189,6 +190,12 @@ async def read(ledger: Ledger, turn: int, events: Iterable[Event]) -> Account:
                 # An answer has no calls, and a denied call no result: the place of the first, or its own, is free.
                 handle = Handle(turn, body.step, body.call or 1)
                 entries.append(Entry(handle, "observed", body.by, "", body.detail, seq=event.seq, at=event.position))
+            case CallAnswered():
+                handle = Handle(turn, body.step, body.call)
+                name = next(
+                    (one.calls[body.call - 1].name for one in entries if one.handle == Handle(turn, body.step)), ""
+                )
+                entries.append(Entry(handle, "observed", name, "", body.text, seq=event.seq, at=event.position))
             case TurnClosed():
                 title = body.title
             case _:

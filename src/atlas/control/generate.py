@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from atlas.control.loop import MAX_REPAIRS, Asker, bare_json
+from atlas.control.loop import MAX_REPAIRS, bare_json
+from atlas.control.service import Asker
 from atlas.control.world import Effected
 from atlas.kernel.code import Need
 from atlas.kernel.errors import RunFailed

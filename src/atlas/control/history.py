@@ -9,6 +9,7 @@ import msgspec
 from atlas.kernel.errors import Conflict, Fault, NotFound
 from atlas.kernel.event import (
     Body,
+    CallAnswered,
     EffectIntended,
     EffectReceived,
     EffectRefused,
@@ -29,7 +30,8 @@ class History(msgspec.Struct):
     """What a driver needs to go on with a run.
 
     `answers` holds the outcome of every settled effect by its name, `values` what was read from the clock,
-    `steered` what was decided about a turn, by its place.
+    `steered` what was decided about a turn, by its place, `told` the step and number of each call that was answered without
+    being performed.
     """
 
     state: State
@@ -37,6 +39,7 @@ class History(msgspec.Struct):
     values: dict[str, list[int]]
     last_seq: int
     steered: dict[str, TurnSteered] = {}
+    told: set[tuple[int, int]] = set()
 
 
 async def load(ledger: Ledger, run_id: str) -> History:
@@ -133,5 +136,7 @@ def _remember(history: History, body: Body) -> None:
             history.values.setdefault(body.name, []).append(body.value)
         case TurnSteered():
             history.steered[body.place] = body
+        case CallAnswered():
+            history.told.add((body.step, body.call))
         case _:
             pass

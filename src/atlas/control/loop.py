@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -24,22 +24,21 @@ from atlas.control.course import Course
 from atlas.control.critic import CriticDesk
 from atlas.control.desk import Checked, Desk
 from atlas.control.history import History, bodies, load
-from atlas.control.hookset import HookSet
 from atlas.control.order import in_order
-from atlas.control.payload import unpack
+from atlas.control.payload import pack, unpack
+from atlas.control.service import Services
 from atlas.control.steering import Steering
 from atlas.control.world import Effected, bug
 from atlas.kernel import guard
 from atlas.kernel.batch import Claim, claim, claim_of
-from atlas.kernel.code import Cancel, Finished, FromCode, Job, Need, Noted, Perform, ToCode
+from atlas.kernel.code import Cancel, Finished, FromCode, Job, Need, Noted, Perform, Steered, ToCode
 from atlas.kernel.context import Builder, Built, Live, Session
 from atlas.kernel.errors import AtlasError, Cancelled, Fault, RunFailed
-from atlas.kernel.event import EffectIntended, Process
+from atlas.kernel.event import CallAnswered, EffectIntended, Process
 from atlas.kernel.hold import Hold
 from atlas.kernel.hook import HookFailure, Hooks, TurnView
 from atlas.kernel.media import Given
-from atlas.kernel.model import PASSED_ON, Asked, OnDelta, Request, Tab, ToolCall, ToolResult
-from atlas.kernel.port import Clock, Ledger
+from atlas.kernel.model import PASSED_ON, Request, Tab, ToolCall, ToolResult
 from atlas.kernel.token import (
     DEFAULT_RATE,
     HIGHEST_RATE,
@@ -74,29 +73,6 @@ _SHOWN_SCHEMA: Final = 2_000
 _UNANSWERED: Final = frozenset({"tier_empty", "model_unknown", *(f"model_{kind}" for kind in PASSED_ON)})
 """Why a contract's fallback is asked instead."""
 _ENCODER: Final = msgspec.json.Encoder()
-
-
-class Asker(Protocol):
-    """Asks models by tier or name."""
-
-    async def ask(self, choice: str, request: Request, on_delta: OnDelta, tab: Tab | None = None) -> Asked:
-        """The reply of the first candidate that gives one; ModelError when none does. Every try goes on the tab."""
-        ...
-
-
-class Services(msgspec.Struct, frozen=True):
-    """What a turn acts through."""
-
-    ledger: Ledger
-    clock: Clock
-    asker: Asker
-    desk: Callable[[Job], Awaitable[Desk]]
-    complain: Callable[[dict[str, Any], Any], str | None]
-    on_delta: Callable[[str], OnDelta]
-    generate: Callable[[bytes, Hold | None, Tab], Awaitable[Effected]]
-    need: Callable[[bytes], Need]
-    window: Callable[[str], Awaitable[int]]
-    hooks: HookSet
 
 
 class PromptCode:
@@ -427,13 +403,16 @@ class PromptCode:
         seen = [_as_guarded(call, check) for call, check in zip(calls, checks, strict=True)]
         verdicts = list(guard.verdicts(self._guard, seen))
         outcomes: dict[int, ToolOutcome] = {}
+        told: dict[int, str] = {}
 
         async def one(number: int) -> None:
             call, check, verdict = calls[number], checks[number], verdicts[number]
             effect = f"tool:{step}.{number + 1}:{call.name}"
             if isinstance(check, ToolResult):
                 outcomes[number] = ToolOutcome(check.text, is_error=True)
+                told[number] = check.text
             elif not isinstance(verdict, guard.Allow):
+                told[number] = verdict.text
                 outcomes[number] = ToolOutcome(verdict.text, is_error=isinstance(verdict, guard.Blocked))
             elif self._steering is not None and (no := await self._steering.authorize(effect, call, number + 1)):
                 verdicts[number], outcomes[number] = no, ToolOutcome(no.text, is_error=True)
@@ -446,7 +425,8 @@ class PromptCode:
 
         await in_order([await self._claim(check) for check in checks], one)
         results = [outcomes[number] for number in range(len(calls))]
-        turn = self._received(turn, step, calls, results, seen, verdicts)
+        turn = self._received(turn, step, calls, results, seen, verdicts, told)
+        await self._record_told(step, told)
         if self._steering is None:
             return turn
         has_run = any(
@@ -454,6 +434,13 @@ class PromptCode:
             for one, verdict in zip(seen, verdicts, strict=True)
         )
         return await self._steering.after_tools(turn, has_run=has_run)
+
+    async def _record_told(self, step: int, told: Mapping[int, str]) -> None:
+        """Keeps what was said to calls that were not performed: their handles bring it back."""
+        for number, text in told.items():
+            if (step, number + 1) not in self._history.told:
+                said = await pack(self._services.ledger, _ENCODER.encode(text))
+                self._receive(Steered(CallAnswered(step, number + 1, said)))
 
     async def _claim(self, check: Checked | ToolResult) -> Claim:
         if isinstance(check, ToolResult):
@@ -471,6 +458,7 @@ class PromptCode:
         outcomes: list[ToolOutcome],
         seen: list[guard.Call],
         verdicts: list[guard.Verdict],
+        told: dict[int, str],
     ) -> Turn:
         results: list[ToolResult] = []
         reports: list[guard.Report] = []
@@ -479,6 +467,7 @@ class PromptCode:
             note = None if outcome.is_error else note_of(call, handle)
             if note is not None and (problem := note_problem(note, self._session.notes, turn)):
                 outcome = ToolOutcome(problem, is_error=True)
+                told[number] = problem
             elif note is not None:
                 turn = noted(turn, note)
             elif outcome.picture is not None:

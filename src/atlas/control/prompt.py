@@ -14,8 +14,9 @@ from atlas.control.desk import Desk
 from atlas.control.generate import Generator, need_of
 from atlas.control.history import History, bodies, load
 from atlas.control.hookset import HookSet
-from atlas.control.loop import Asker, PromptCode, Services
+from atlas.control.loop import PromptCode
 from atlas.control.payload import pack, unpack
+from atlas.control.service import Asker, Services
 from atlas.kernel.code import (
     Answer,
     CallMade,

@@ -27,6 +27,7 @@ from atlas.kernel.event import (
     EffectReceived,
     EffectRefused,
     RunEnded,
+    TurnSteered,
 )
 from atlas.kernel.gate import DEFAULTS, Ask, Authority, Intend, Refuse, Repeat, Verdict, judge
 from atlas.kernel.port import Ledger
@@ -199,8 +200,8 @@ async def _execute_again(
                         code.send(Answer(message.id, error=recorded.error))
                 case ValueTaken():
                     extra = extra or f"{message.name} number {message.occurrence}"
-                case Steered():
-                    extra = extra or f"a decision at {message.fact.place}"
+                case Steered(fact=TurnSteered() as fact):
+                    extra = extra or f"a decision at {fact.place}"
                 case _:
                     pass
     finally:

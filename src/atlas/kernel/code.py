@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 
 from atlas.kernel.errors import ErrorRecord
-from atlas.kernel.event import NO_SPEND, EffectClass, EffectKind, Process, Spend, TurnSteered
+from atlas.kernel.event import NO_SPEND, CallAnswered, EffectClass, EffectKind, Process, Spend, TurnSteered
 from atlas.kernel.hold import Hold
 
 
@@ -127,9 +127,9 @@ class Printed(msgspec.Struct, frozen=True, tag="printed"):
 
 
 class Steered(msgspec.Struct, frozen=True, tag="steered"):
-    """A decision about the turn was made; what it leads to is asked for after this."""
+    """A decision about the turn was made, or a call answered without being performed; what that leads to comes after."""
 
-    fact: TurnSteered
+    fact: TurnSteered | CallAnswered
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):

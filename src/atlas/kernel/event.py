@@ -347,6 +347,14 @@ class TurnSteered(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.moment}:{self.step}.{self.call}"
 
 
+class CallAnswered(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool call of a turn was answered without being performed; `text` is all that the model was told."""
+
+    step: int
+    call: int
+    text: Payload
+
+
 class RunParked(msgspec.Struct, frozen=True, omit_defaults=True):
     """The run holds no lease and no process until something wakes it."""
 
@@ -381,6 +389,7 @@ Body: TypeAlias = (
     | CancelRequested
     | TurnClosed
     | TurnSteered
+    | CallAnswered
     | RunParked
     | RunEnded
 )
@@ -402,6 +411,7 @@ _KINDS: Final[dict[str, type[Body]]] = {
     "cancel.requested": CancelRequested,
     "turn.closed": TurnClosed,
     "turn.steered": TurnSteered,
+    "call.answered": CallAnswered,
     "run.parked": RunParked,
     "run.ended": RunEnded,
 }

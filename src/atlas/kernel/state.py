@@ -19,6 +19,7 @@ from atlas.kernel.event import (
     NO_SPEND,
     AttemptStarted,
     Body,
+    CallAnswered,
     CancelRequested,
     EffectAnswered,
     EffectAsked,
@@ -166,7 +167,7 @@ def _apply(state: State, body: Body) -> State:
             return replace(state, is_leased=False, fruitless=0)
         case RunEnded():
             return replace(state, ended=body, is_leased=False, spend=state.spend.plus(_left_over(state)))
-        case ValueRecorded() | OutputCaptured() | Logged() | TurnClosed() | TurnSteered():
+        case ValueRecorded() | OutputCaptured() | Logged() | TurnClosed() | TurnSteered() | CallAnswered():
             return state
         case RunCreated() | AttemptStarted():
             raise Fault("an event stands where it cannot", code="event_misplaced")
