@@ -181,6 +181,21 @@ assert threading.enumerate() == [threading.main_thread()], threading.enumerate()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_weights_that_are_dropped_as_soon_as_they_are_loaded_are_let_go(folder: Path) -> None:
+    # In a process of its own: an engine that does not end holds the interpreter's lock, so no timeout would be noticed.
+    code = f"""
+from pathlib import Path
+from atlas.models.local import _Engine
+from atlas.models.weights import SMOLLM2, find_weights
+engine = _Engine()
+for _ in range(10):
+    engine._load(SMOLLM2, find_weights(Path({str(folder)!r}), SMOLLM2))
+    engine.unload()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_tier_without_candidates_is_the_local_model_when_it_is_alone(folder: Path) -> None:
     attempts: list[Attempt] = []
 

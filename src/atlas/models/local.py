@@ -167,11 +167,16 @@ def _start(weights: Weights, path: Path, socket: Path) -> Any:
     params.hostnames = [str(socket)]
     params.offline = True
     params.warmup = params.ui = params.endpoint_slots = False
+    params.endpoint_metrics = True
     params.verbosity = -1
     for cpu in (params.cpuparams, params.cpuparams_batch):
         cpu.n_threads = threads
         cpu.poll = 0  # a thread that waits sleeps instead of spinning: others need the cores
-    return xllamacpp.Server(params)
+    server = xllamacpp.Server(params)
+    # It is made before its loop runs, and a loop that is told to end before it began never ends: whoever then drops the
+    # server waits for ever, and holds the interpreter's lock meanwhile. What its loop has answered cannot come too early.
+    server.handle_metrics()
+    return server
 
 
 def lacking(name: str, model: str, folder: Path | None) -> ModelError:
