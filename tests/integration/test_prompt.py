@@ -770,3 +770,24 @@ def test_a_turn_that_goes_on_does_not_record_again_what_it_said_to_calls(vault_d
             assert (await host.replay(run_id)).identical
 
     asyncio.run(main())
+
+
+def test_a_try_that_was_lost_is_made_again_as_it_was_whatever_was_edited_meanwhile(vault_dir: Path) -> None:
+    plan = vault_dir / "agents" / "advisor" / "wiki" / "plan.md"
+    plan.parent.mkdir(parents=True)
+    plan.write_text("Buy a kettle.\n")
+
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        if plan.read_text() == "Buy a kettle.\n":
+            plan.write_text("Buy a teapot.\n")
+            raise ModelError("budget", "what was reserved does not cover another try")
+        return call(("recall", {"find": "x"})) if request.step == 1 else say("done")
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        run_id, _ = await ask(host, "go")
+        first, again, second = asker.requests
+        assert first == again
+        assert "Buy a teapot." in last_text(second)
+        assert (await host.replay(run_id)).identical
+
+    with_host(vault_dir, behaviour, work, LIVE_FILES)

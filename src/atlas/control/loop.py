@@ -216,7 +216,8 @@ class PromptCode:
         self._model, self._fallback = self._history.state.created.model or model.preference, model.fallback or ""
         row = await services.ledger.run(job.run_id)
         self._session = await session_before(services.ledger, job.session_id, row.turn)
-        first = await self._first_live()
+        # What was edited since its first request counts from the next turn on.
+        first = await self._sent_live("") if self._history.answers or self._history.state.open else None
         self._system = self._desk.system if first is None else first.system
         self._window = await self._narrowest() if first is None else first.context_window
         self._limits = limits_of(self._desk.contract.context, self._window, model.max_output_tokens)
@@ -236,16 +237,14 @@ class PromptCode:
         windows = [await self._services.window(one) for one in (self._model, self._fallback) if one]
         return min(filter(None, windows), default=0)
 
-    async def _first_live(self) -> Live | None:
-        """What the turn's first request was built from, if one was sent: what was edited since counts from the next turn.
+    async def _sent_live(self, effect: str) -> Live | None:
+        """What the request of an effect was built from, or without one the first of the turn; None when it was not sent.
 
-        Its first try may have been refused, and a fork begins with a later one.
+        The first need not be `model:1`: that may have been refused, and a fork begins with a later one.
         """
-        ledger, history = self._services.ledger, self._history
-        if not any(effect.startswith("model:") for effect in (*history.answers, *history.state.open)):
-            return None
+        ledger = self._services.ledger
         for _, body in bodies(await ledger.events(self._job.run_id)):
-            if isinstance(body, EffectIntended) and body.effect.startswith("model:"):
+            if isinstance(body, EffectIntended) and body.effect.startswith("model:") and effect in ("", body.effect):
                 recorded = msgspec.json.decode(await unpack(ledger, body.args))
                 return msgspec.json.decode(await ledger.get_blob(recorded["live"]), type=Live)
         return None
@@ -291,32 +290,33 @@ class PromptCode:
     async def _reply(self, turn: Turn, step: int) -> bytes:
         """What the model says at a step, as a new effect each time.
 
-        A try that was lost and may have been billed is made again, and so is a request that was too long, in fewer bytes.
-        What no model could answer is asked of the contract's fallback, which the rest of the turn stays with.
+        A try that was lost and may have been billed is made again as it was, and so is a request that was too long, in fewer
+        bytes. What no model could answer is asked of the contract's fallback, which the rest of the turn stays with.
         """
         tries = lost = 0
+        again = ""
         for number in count(1):
             effect = f"model:{step}" if number == 1 else f"model:{step}:{number}"
             try:
-                return await self._ask_once(turn, step, effect, lost)
+                return await self._ask_once(turn, step, effect, lost, again)
             except AtlasError as error:
                 if error.reason in _UNANSWERED and self._fallback:
-                    self._model, self._fallback, tries, lost = self._fallback, "", 0, 0
+                    self._model, self._fallback, tries, lost, again = self._fallback, "", 0, 0, ""
                     continue
                 tries += 1
                 is_too_long = error.reason == "model_overflow" and self._rate > LOWEST_RATE
                 if tries == MAX_TRIES or not (is_too_long or error.reason == "model_budget"):
                     raise
                 if is_too_long:
-                    self._rate = lightened(self._rate)
+                    self._rate, again = lightened(self._rate), ""
                 else:
-                    lost += 1
+                    lost, again = lost + 1, effect
         raise AssertionError
 
-    async def _ask_once(self, turn: Turn, step: int, effect: str, lost: int) -> bytes:
+    async def _ask_once(self, turn: Turn, step: int, effect: str, lost: int, again: str) -> bytes:
         if effect in self._history.answers and effect != self._wanted:
             return await self._calls.make(Wanted(effect, "model", "", b"null"), _never)
-        live = await self._live(effect)
+        live = (await self._sent_live(again) if again else None) or await self._live(effect)
         built = self._builder.build(turn, live)
         if effect == self._wanted:
             sent = self._intents.get(effect)
