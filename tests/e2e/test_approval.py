@@ -371,7 +371,7 @@ def test_what_nobody_answers_in_time_is_denied_by_whoever_drives(tmp_path: Path)
         until(lambda: office.state() == "succeeded", driver)
     [answer] = [event for event in office.events() if event["kind"] == "effect.answered"]
     assert (answer["body"]["by"], answer["body"]["reason"]) == ("expiry", "nobody answered in time")
-    assert 4.9 < seconds(answer["time"]) - seconds(item["created_at"]) < 7.0
+    assert 4.9 < seconds(answer["time"]) - seconds(item["created_at"]) < 30
 
 
 def test_what_expired_while_nobody_drove_is_denied_by_the_next_command_and_no_longer_approved(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from atlas.kernel.errors import AtlasError
 from atlas.kernel.event import NULL, Logged, RunCreated, draft
 from atlas.kernel.ident import RUN, new_id
 from atlas.kernel.run import Append, Lease, NewRun
+from atlas.ledger import wake
 from atlas.ledger.sqlite import SqliteLedger
 
 
@@ -162,14 +163,20 @@ async def wait(folder: Path) -> dict[str, Any]:
     """Says when it listens, then how long it waited for another process's commit."""
     ledger = make(folder)
     await ledger.open()
-    async with ledger.wake() as wake:
-        print("listening", flush=True)
+    async with ledger.wake() as commits:
         started = time.monotonic()
-        woken = await wake.wait(20)
+        print("listening", flush=True)
+        woken = await commits.wait(60)
         waited_s = time.monotonic() - started
     runs = await ledger.claim("me", limit=10, lease_s=60, max_running=10)
     await ledger.close()
     return {"woken": woken, "waited_s": waited_s, "claimed": len(runs)}
+
+
+async def hear(folder: Path) -> dict[str, Any]:
+    """Waits without ever looking at the database: only the socket tells."""
+    wake.CHECK_S = 3600.0
+    return await wait(folder)
 
 
 async def _until_refused(ledger: SqliteLedger, lease: Lease) -> tuple[dict[str, str], int]:
@@ -212,6 +219,7 @@ def main() -> None:
         "limit": limit,
         "read_only": read_only,
         "wait": wait,
+        "hear": hear,
     }
     print(json.dumps(asyncio.run(commands[name](folder))), flush=True)
 

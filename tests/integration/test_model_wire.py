@@ -438,7 +438,7 @@ def test_redirects_are_not_followed(first: ProviderProcess, second: ProviderProc
 def test_silence_is_given_up_on(first: ProviderProcess, wire: Wire, act: Act) -> None:
     began = time.monotonic()
     error = fail(wire, first, act, patience=IMPATIENT)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert (error.kind, "silent" in error.message) == ("timeout", True)
     assert error.usage is not None
 
@@ -446,8 +446,9 @@ def test_silence_is_given_up_on(first: ProviderProcess, wire: Wire, act: Act) ->
 @both_wires
 def test_a_slow_stream_that_keeps_talking_is_not_silent(first: ProviderProcess, wire: Wire) -> None:
     # Together it takes longer than any single silence may.
+    patience = Patience(connect_s=10.0, first_byte_s=3.0, silence_s=3.0)
     reply = ask(
-        wire, first, Act(text="word " * 20, piece=5, pause_at=300, pause_s=0.2, before_s=0.2), patience=IMPATIENT
+        wire, first, Act(text="word " * 20, piece=5, pause_at=300, pause_s=1.6, before_s=1.6), patience=patience
     )
     assert reply.parts == (Text("word " * 20),)
 
@@ -456,7 +457,7 @@ def test_a_slow_stream_that_keeps_talking_is_not_silent(first: ProviderProcess, 
 def test_a_server_that_never_closes_its_stream_is_not_waited_for(first: ProviderProcess, wire: Wire) -> None:
     began = time.monotonic()
     assert ask(wire, first, Act(text="done", hang=True)).parts == (Text("done"),)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
 
 
 @both_wires
@@ -534,8 +535,8 @@ def test_what_whoever_listens_raises_reaches_whoever_asked_as_it_is(
 
 @both_wires
 def test_a_model_that_takes_its_time_behind_the_head_is_waited_for(first: ProviderProcess, wire: Wire) -> None:
-    patience = Patience(connect_s=1.0, first_byte_s=5.0, silence_s=0.1)
-    assert ask(wire, first, Act(text="late", pause_at=0, pause_s=0.3), patience=patience).parts == (Text("late"),)
+    patience = Patience(connect_s=10.0, first_byte_s=20.0, silence_s=1.0)
+    assert ask(wire, first, Act(text="late", pause_at=0, pause_s=1.5), patience=patience).parts == (Text("late"),)
 
 
 # Cancelling
@@ -650,7 +651,7 @@ def test_breaker_keeps_calls_from_a_dead_server_and_lets_one_try(
 ) -> None:
     first.plan(*[Act(status=503, body="{}")] * 3, Act(text="back"))
     second.plan(Act(text="stand-in"))
-    retry = Retry(tries=1, breaker_threshold=3, breaker_recovery_s=0.2)
+    retry = Retry(tries=1, breaker_threshold=3, breaker_recovery_s=2.0)
     door = router(first, second, retry)
 
     async def talk() -> list[str]:
@@ -658,7 +659,7 @@ def test_breaker_keeps_calls_from_a_dead_server_and_lets_one_try(
         for _ in range(8):
             models.append((await door.ask("fast", REQUEST, lambda delta: None)).model)
         assert len(first.record().seen) == 3
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(2.1)
         async with asyncio.TaskGroup() as group:
             calls = [group.create_task(door.ask("fast", REQUEST, lambda delta: None)) for _ in range(5)]
         # One was the probe; those that came while it was under way did not wait for it.
@@ -678,10 +679,11 @@ def test_cancelled_call_is_billed_by_estimate_and_leaves_the_lane(
 
     async def talk() -> None:
         for _ in range(8):  # twice as many as the lane holds
-            tab = Tab()
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.15):
-                    await door.ask("one:m1", REQUEST, lambda delta: None, tab)
+            tab, heard = Tab(), asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                call = group.create_task(door.ask("one:m1", REQUEST, lambda delta, heard=heard: heard.set(), tab))
+                await heard.wait()
+                call.cancel()
             attempts.extend(tab.attempts)
         assert door._http.in_use == 0
 

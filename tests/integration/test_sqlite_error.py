@@ -134,7 +134,7 @@ def test_a_lock_held_by_another_process_is_told_and_passes(locked: tuple[Path, s
         started = time.monotonic()
         pending = [asyncio.ensure_future(ledger.submit(new_run(10 + number))) for number in range(8)]
         await asyncio.wait(pending)
-        assert time.monotonic() - started < 8 * 0.3, "the whole group waited once"
+        assert time.monotonic() - started < 8 * 1.0, "the whole group waited once"
         errors = [task.exception() for task in pending]
         assert all(isinstance(error, LedgerUnavailable) for error in errors)
         assert {error.reason for error in errors if isinstance(error, AtlasError)} == {"ledger_locked"}
@@ -144,7 +144,7 @@ def test_a_lock_held_by_another_process_is_told_and_passes(locked: tuple[Path, s
         assert (await ledger.submit(new_run(20))).is_new
         assert await ledger.head() == 4
 
-    asyncio.run(with_ledger(make(folder, busy_s=0.3), work))
+    asyncio.run(with_ledger(make(folder, busy_s=1.0), work))
 
 
 def test_a_short_lock_is_waited_for(locked: tuple[Path, subprocess.Popen[str]]) -> None:

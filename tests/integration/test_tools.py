@@ -173,22 +173,23 @@ def test_results_become_text_and_the_effect_key_reaches_the_function(folder: Wri
 def test_repeatable_calls_share_a_process_and_run_side_by_side(folder: Write) -> None:
     here = folder(
         """
+        in_threads, on_loop = threading.Barrier(20), asyncio.Barrier(20)
+
         @tool(effect="read_only")
         def slow(n: int):
-            time.sleep(0.3)
+            in_threads.wait(40)
             return os.getpid()
         @tool(idempotent=True)
         async def idle(n: int):
-            await asyncio.sleep(0.3)
+            await on_loop.wait()
             return os.getpid()
         """
     )
 
     async def body(host: WorkerToolHost) -> None:
         await host.definitions(here)
-        began = time.monotonic()
         found = await together(*(call(host, here, name, n=n) for n in range(20) for name in ("slow", "idle")))
-        assert time.monotonic() - began < 4
+        assert not [one for one in found if one.is_error]
         assert len({one.text for one in found}) == 1
 
     run(body)
@@ -454,7 +455,7 @@ def test_exception_becomes_text_with_its_type_message_and_place(folder: Write) -
 def test_coroutine_that_is_late_is_stopped_and_its_process_lives(folder: Write) -> None:
     here = folder(
         """
-        @tool(effect="read_only", timeout_s=0.3)
+        @tool(effect="read_only", timeout_s=2)
         async def late():
             print("began")
             await asyncio.sleep(60)
@@ -472,7 +473,7 @@ def test_coroutine_that_is_late_is_stopped_and_its_process_lives(folder: Write) 
         late = await call(host, here, "late")
         assert late.is_error
         assert not late.in_doubt
-        assert late.text.startswith("late did not finish within 0.3 s and was stopped.")
+        assert late.text.startswith("late did not finish within 2 s and was stopped.")
         assert "began" in late.text
         assert (await call(host, here, "pid")).text == before.text
         doubtful = await call(host, here, "pay")
@@ -486,11 +487,11 @@ def test_coroutine_that_is_late_is_stopped_and_its_process_lives(folder: Write) 
 def test_each_call_has_its_own_time_whatever_else_the_process_does(folder: Write, idle_s: float) -> None:
     here = folder(
         """
-        @tool(effect="read_only", timeout_s=0.2)
+        @tool(effect="read_only", timeout_s=0.8)
         async def brief(seconds: float):
             await asyncio.sleep(seconds)
             return "in time"
-        @tool(effect="read_only", timeout_s=0.8)
+        @tool(effect="read_only", timeout_s=3)
         async def longer(seconds: float):
             await asyncio.sleep(seconds)
             return "in time"
@@ -505,18 +506,18 @@ def test_each_call_has_its_own_time_whatever_else_the_process_does(folder: Write
         await host.definitions(here)
         async with asyncio.TaskGroup() as group:
             late = group.create_task(timed(call(host, here, "longer", seconds=30)))
-            kept = group.create_task(timed(call(host, here, "longer", seconds=0.4)))
+            kept = group.create_task(timed(call(host, here, "longer", seconds=1.5)))
             for _ in range(2):
                 brief, took_s = await timed(call(host, here, "brief", seconds=30))
-                assert brief == "brief did not finish within 0.2 s and was stopped."
-                assert 0.2 <= took_s < 10
+                assert brief == "brief did not finish within 0.8 s and was stopped."
+                assert 0.8 <= took_s < 20
         text, took_s = late.result()
-        assert text == "longer did not finish within 0.8 s and was stopped."
-        assert 0.8 <= took_s < 10
+        assert text == "longer did not finish within 3 s and was stopped."
+        assert 3 <= took_s < 20
         assert kept.result()[0] == "in time"
         # What ended in time moved nothing: the next call has all of its own.
         assert (await call(host, here, "brief", seconds=0)).text == "in time"
-        assert (await timed(call(host, here, "longer", seconds=0.4)))[0] == "in time"
+        assert (await timed(call(host, here, "longer", seconds=1.5)))[0] == "in time"
 
     run(body, idle_s=idle_s)
 
@@ -525,15 +526,18 @@ def test_each_call_has_its_own_time_whatever_else_the_process_does(folder: Write
 def test_function_that_does_not_stop_is_killed_and_neighbours_are_called_again(
     folder: Write, how: str, tmp_path: Path
 ) -> None:
+    # The first call of the neighbour cannot end before the process does, when it can be seen to have begun.
+    first_s = 60 if how.startswith("def") else 1.2
     here = folder(
         f"""
-        @tool(effect="read_only", timeout_s=0.5)
+        @tool(effect="read_only", timeout_s=2)
         {how}
         @tool(effect="read_only")
         def neighbour(effect_key: str):
             with open({str(tmp_path / "calls")!r}, "a") as file:
+                is_first = file.tell() == 0
                 file.write(f"{{effect_key}} {{os.getpid()}}\\n")
-            time.sleep(1.2)
+            time.sleep({first_s} if is_first else 0)
             return os.getpid()
         """
     )
@@ -543,7 +547,7 @@ def test_function_that_does_not_stop_is_killed_and_neighbours_are_called_again(
         began = time.monotonic()
         innocent, late = await together(call(host, here, "neighbour", "k1"), call(host, here, "late"))
         assert late.is_error
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 40
         assert not innocent.is_error
         calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
         assert [key for key, _ in calls] == ["k1"] * len(calls)
@@ -902,16 +906,18 @@ def test_every_problem_of_the_files_is_told_with_its_place(folder: Write) -> Non
 def test_import_that_crashes_or_hangs_is_unavailable(folder: Write) -> None:
     crashing = folder("os._exit(3)")
 
-    async def body(host: WorkerToolHost) -> None:
+    async def crash(host: WorkerToolHost) -> None:
         with pytest.raises(Unavailable, match="status 3"):
             await host.definitions(crashing)
-        hanging = folder("time.sleep(60)")
-        with pytest.raises(Unavailable, match="within 1 s"):
-            await host.definitions(hanging)
         with pytest.raises(Unavailable, match="could be started"):
             await host.definitions("/nowhere/at/all")
 
-    run(body, startup_timeout_s=1)
+    async def hang(host: WorkerToolHost) -> None:
+        with pytest.raises(Unavailable, match="within 1 s"):
+            await host.definitions(folder("time.sleep(60)"))
+
+    run(crash)
+    run(hang, startup_timeout_s=1)
 
 
 # Probes and resources
