@@ -76,6 +76,14 @@ def run(vault: Path, *words: str, **environ: str) -> tuple[int, str, str]:
         return finish(process)
 
 
+def runs(vault: Path) -> list[dict[str, Any]]:
+    """The runs of the vault, as `atlas runs` tells of them."""
+    code, out, _ = run(vault, "runs", "--json")
+    assert code == 0
+    listed: list[dict[str, Any]] = json.loads(out)["runs"]
+    return listed
+
+
 def read_exactly(process: subprocess.Popen[bytes], size: int) -> str:
     """The next bytes of the output, as they come; blocks until they are there."""
     assert process.stdout is not None
@@ -145,6 +153,49 @@ def test_quietly_the_answer_still_streams_and_nothing_else_is_said(provider: Pro
     provider.plan(SPOKEN)
     vault = make_vault(tmp_path, "openai", provider.url)
     assert run(vault, "run", "advisor", "hello", "--quiet") == (0, f"{ANSWER}\n", "")
+
+
+# Readers that leave
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(provider: ProviderProcess, tmp_path: Path) -> None:
+    provider.plan(SPOKEN)
+    with Gate(provider.url, FIRST) as gate:
+        vault = make_vault(tmp_path, "openai", gate.url)
+        with piped(vault, "run", "advisor", "hello") as process:
+            assert process.stdout is not None
+            gate.wait()
+            process.stdout.close()  # as `| head` does
+            gate.open()
+            assert process.wait(60) == 0
+    assert [(one["state"], one["tokens"]["out"]) for one in runs(vault)] == [("succeeded", 15)]
+
+
+def test_an_answer_that_cannot_be_written_is_kept(provider: ProviderProcess, tmp_path: Path) -> None:
+    provider.plan(SPOKEN)
+    vault = make_vault(tmp_path, "openai", provider.url)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command(vault, "run", "advisor", "hello"), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, "output_unwritable" in done.stderr) == (5, True)
+    assert [(one["state"], one["tokens"]["out"]) for one in runs(vault)] == [("succeeded", 15)]
+
+
+def test_an_output_that_lacks_letters_shows_others_in_their_place(provider: ProviderProcess, tmp_path: Path) -> None:
+    provider.plan(Act(text="a café, 咖啡", usage=ActUsage(120, 15)))
+    vault = make_vault(tmp_path, "openai", provider.url)
+    latin = {"PYTHONIOENCODING": "latin-1"}
+    with piped(vault, "run", "advisor", "hello", **latin) as process:
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out.decode("latin-1")) == (0, "a café, \\u5496\\u5561\n")
+    for words in (("run", "advisor", "hello", "--json"), ("show", "@last", "--json")):
+        with piped(vault, *words, **latin) as process:
+            out, _ = process.communicate(timeout=60)
+        assert "咖啡" in json.dumps(json.loads(out), ensure_ascii=False)
+    with piped(vault, "show", "@last", **latin) as process:
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, b"\\u5496" in out) == (0, True)
 
 
 # Ctrl-C

@@ -11,8 +11,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from atlas.cli.backstage import Backstage
 from atlas.cli.drive import output_text, summary
 from atlas.cli.failure import DONE, exit_code, record_lines
@@ -131,7 +129,7 @@ class Chat:
         if report.state != "succeeded":
             self._code = exit_code(report.state)
         if terminal.is_json:
-            terminal.say(msgspec.json.encode(report).decode())
+            terminal.emit_line(report)
             return
         if report.state == "succeeded" and not is_shown:
             terminal.answer(f"{output_text(report.output)}\n")

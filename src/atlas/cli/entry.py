@@ -6,6 +6,7 @@ Root       the table of commands, with the line `atlas --help` shows for each
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
@@ -110,6 +111,7 @@ class Root(Group):
         """Runs the words; ends the process with the exit code, or returns it when not `standalone_mode`."""
         words = list(sys.argv[1:] if args is None else args)
         _fill_closed_streams()
+        _show_other_letters()
         code = self._guarded(words, prog_name or "atlas", complete_var, extra)
         if standalone_mode:
             sys.exit(code)
@@ -139,6 +141,15 @@ def _fill_closed_streams() -> None:
             os.set_inheritable(number, True)
             if name != "stdin":
                 setattr(sys, name, os.fdopen(number, "w"))
+
+
+def _show_other_letters() -> None:
+    """Lets standard output show what its encoding lacks as escapes, as standard error does: no answer fails for a letter."""
+    from atlas.cli.text import is_unicode
+
+    stream = sys.stdout
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict" and not is_unicode(stream):
+        stream.reconfigure(errors="backslashreplace")
 
 
 @click.group(

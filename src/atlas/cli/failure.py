@@ -18,7 +18,7 @@ from atlas.cli.interrupt import INTERRUPTED as INTERRUPTED
 from atlas.cli.interrupt import interrupted
 from atlas.cli.program import Program
 from atlas.cli.terminal import ReaderGone, wants_color
-from atlas.cli.text import clean
+from atlas.cli.text import clean, is_unicode, json_text
 from atlas.kernel.errors import AtlasError, ErrorRecord, Fault, Invalid, Problem
 from atlas.kernel.run import RunState
 
@@ -80,9 +80,10 @@ def _say_json(told: AtlasError) -> bool:
     """Whether standard output took the error."""
     problems = told.problems if isinstance(told, Invalid) and told.problems else msgspec.UNSET
     described = Described(told.reason, told.message, told.hint, told.where, problems)
-    raw = msgspec.json.encode({"error": described})
+    stream = sys.stdout
+    text = json_text({"error": described}, is_indented=stream.isatty(), is_ascii=not is_unicode(stream))
     try:
-        click.echo(msgspec.json.format(raw, indent=2 if sys.stdout.isatty() else -1).decode())
+        click.echo(text)
     except OSError:
         _silence()
         return False

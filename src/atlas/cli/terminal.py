@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import click
 
 from atlas.cli.program import Program
-from atlas.cli.text import STATE_COLORS, clean
+from atlas.cli.text import STATE_COLORS, clean, is_unicode, json_text
 from atlas.kernel.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Terminal:
         self.is_json = is_json
         self._color = None if wants_color(program.environ) else False
         # Asked now: while a moving line is shown, another object stands in for the stream.
-        self.is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+        self.is_unicode = is_unicode(sys.stdout)
         self.is_screen = sys.stdout.isatty()
         """Whether a person looks at standard output, so that its width matters."""
 
@@ -100,10 +100,11 @@ class Terminal:
 
     def emit(self, value: object) -> None:
         """`value` as one JSON document on standard output: indented for a person, one line for a pipe."""
-        import msgspec
+        self.say(json_text(value, is_indented=self.is_screen, is_ascii=not self.is_unicode))
 
-        raw = msgspec.json.encode(value)
-        self.say(msgspec.json.format(raw, indent=2 if self.is_screen else -1).decode())
+    def emit_line(self, value: object) -> None:
+        """`value` as one line of JSON on standard output, of which there are several."""
+        self.say(json_text(value, is_ascii=not self.is_unicode))
 
     def style(self, text: str, color: str = "", *, bold: bool = False, dim: bool = False) -> str:
         """`text` in a colour; the stream decides whether it shows."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TextIO
 
 SHORT_ID: Final = 20  # run_ and 16 digits: the time to a quarter of a microsecond
 _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_NOT_ASCII: Final = re.compile("[^\x00-\x7f]+")
 
 STATE_COLORS: Final[dict[str, str]] = {
     "succeeded": "green",
@@ -34,6 +35,21 @@ STATE_COLORS: Final[dict[str, str]] = {
 def clean(text: str) -> str:
     """`text` with every character that could steer a terminal made visible; line ends and tabs stay."""
     return _CONTROL.sub(_visible, text.replace("\r\n", "\n"))
+
+
+def is_unicode(stream: TextIO) -> bool:
+    """Whether every character can be written there."""
+    return (stream.encoding or "").lower().startswith("utf")
+
+
+def json_text(value: object, *, is_indented: bool = False, is_ascii: bool = False) -> str:
+    """`value` as JSON, in which other characters than ASCII may be escaped for a stream that lacks them."""
+    import json
+
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2 if is_indented else -1).decode()
+    return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if is_ascii else text
 
 
 def one_line(text: str, width: int) -> str:

@@ -16,15 +16,27 @@ class Deltas:
 
     @contextmanager
     def watch(self, run_id: str, show: OnDelta) -> Iterator[None]:
-        """Shows the run's deltas inside the block."""
+        """Shows the run's deltas inside the block; what `show` raises is raised when the block has ended."""
+        problems: list[Exception] = []
+
+        def shown(delta: Delta) -> None:
+            if problems:
+                return
+            try:
+                show(delta)
+            except Exception as error:  # noqa: BLE001 - who only watches cannot end a run that is paid for
+                problems.append(error)
+
         watchers = self._watchers.setdefault(run_id, [])
-        watchers.append(show)
+        watchers.append(shown)
         try:
             yield
         finally:
-            watchers.remove(show)
+            watchers.remove(shown)
             if not watchers:
                 self._watchers.pop(run_id, None)
+        if problems:
+            raise problems[0]
 
     def of(self, run_id: str) -> OnDelta:
         """Where a run's deltas go."""

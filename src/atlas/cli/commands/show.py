@@ -167,7 +167,7 @@ async def _follow(terminal: Terminal, word: str) -> int:
             async for event, _ in host.follow(row.run_id, seen):
                 seen = event.seq
                 if terminal.is_json:
-                    terminal.say(msgspec.json.encode(event_shape(event)).decode())
+                    terminal.emit_line(event_shape(event))
                 else:
                     terminal.say(_event_line(terminal, event, row.created_us))
             row = await host.find_run(row.run_id)

@@ -90,7 +90,7 @@ class Printer:
         self.printed += 1
         terminal = self._terminal
         if terminal.is_json:
-            terminal.say(msgspec.json.encode(change).decode())
+            terminal.emit_line(change)
             return
         from atlas.cli.text import local_time, one_line, short
 
