@@ -345,6 +345,13 @@ def test_malformed_and_doubly_named_calls_reach_the_caller(first: ProviderProces
 
 
 @both_wires
+def test_a_malformed_call_does_not_get_the_next_request_refused(first: ProviderProcess, wire: Wire) -> None:
+    bad = Message("assistant", (ToolCall("c1", "look", '{"x": "say "bye""}'),))
+    request = msgspec.structs.replace(REQUEST, messages=(bad, Message("user", (ToolResult("c1", "no"),))))
+    assert ask(wire, first, Act(text="ok"), request=request).parts == (Text("ok"),)
+
+
+@both_wires
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("act", [Act(), Act(text=" \n"), Act(thinking="only this", signature="s")])
 def test_an_empty_answer_is_an_error_with_its_bill(first: ProviderProcess, wire: Wire, stream: bool, act: Act) -> None:

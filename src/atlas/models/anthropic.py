@@ -32,7 +32,7 @@ from atlas.models.anthropic_reply import AnthropicReading
 from atlas.models.encoding import Encodings
 from atlas.models.final_tool import offered
 from atlas.models.http import Http, Target
-from atlas.models.wire import converse
+from atlas.models.wire import as_object, converse
 
 BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"
@@ -157,7 +157,12 @@ class AnthropicModel:
                 whole = {"type": "thinking", "thinking": part.text, "signature": part.signature}
                 return whole if part.signature and ":" not in part.signature else None
             case ToolCall():
-                return {"type": "tool_use", "id": part.id, "name": part.name, "input": _input(part.args)}
+                return {
+                    "type": "tool_use",
+                    "id": part.id,
+                    "name": part.name,
+                    "input": msgspec.Raw(as_object(part.args).encode()),
+                }
             case ToolResult():
                 result: dict[str, Any] = {"type": "tool_result", "tool_use_id": part.id}
                 if part.text.strip():
@@ -179,14 +184,3 @@ class AnthropicModel:
             what = f"{image.media_type} ({image.name or image.blob})"
             raise ModelError("invalid", f"{self._target.name} cannot be sent {what}")
         return {"type": "document", "source": source} | ({"title": image.name} if image.name else {})
-
-
-def _input(args: str) -> msgspec.Raw | dict[str, str]:
-    """The arguments as the object this wire wants; what is none is shown as it was written."""
-    data = args.encode()
-    try:
-        if isinstance(msgspec.json.decode(data), dict):
-            return msgspec.Raw(data)
-    except msgspec.DecodeError:
-        pass
-    return {"malformed": args}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from atlas.kernel.model import Image, LoadBlob, Message, Part, Request, Text, Thinking, ToolCall, ToolResult
-from atlas.models.wire import unique_ids
+from atlas.models.wire import as_object, unique_ids
 
 if TYPE_CHECKING:
     from pydantic_ai import messages as wire
@@ -127,7 +127,7 @@ def _answered(message: Message) -> Any:
             case ToolCall():
                 yield wire.ToolCallPart(
                     tool_name=part.name,
-                    args=_args(part.args),
+                    args=as_object(part.args),
                     tool_call_id=part.id,
                     provider_name=waiting.provider or None,
                     provider_details=waiting.details or None,
@@ -135,16 +135,6 @@ def _answered(message: Message) -> Any:
                 waiting = Signed()
             case _:
                 pass
-
-
-def _args(text: str) -> str:
-    """The arguments as an object in JSON; what is none is shown as it was written."""
-    try:
-        if isinstance(msgspec.json.decode(text), dict):
-            return text
-    except msgspec.DecodeError:
-        pass
-    return msgspec.json.encode({"malformed": text}).decode()
 
 
 def _signature(part: wire.ThinkingPart, provider: str) -> str:

@@ -168,6 +168,16 @@ def settled_stop(stop: StopReason, calls: int) -> StopReason:
     return "end" if stop == "tool_call" and not calls else stop
 
 
+def as_object(args: str) -> str:
+    """A call's arguments as the JSON object that servers want to see again; what is none is shown as it was written."""
+    try:
+        if isinstance(msgspec.json.decode(args), dict):
+            return args
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    return msgspec.json.encode({"malformed": args}).decode()
+
+
 def unique_ids(calls: list[tuple[str, str, str]], step: int) -> list[ToolCall]:
     """The calls (id, name, args) with ids that differ, some servers repeat them or give none, and args that are there."""
     seen: set[str] = set()

@@ -254,11 +254,21 @@ def _openai_mistakes(request: dict[str, Any], headers: dict[str, str]) -> Iterat
             yield f"messages[{index}]: calls without an answer: {sorted(open_calls)}"
         if role == "assistant":
             open_calls = {call["id"] for call in message.get("tool_calls", ())}
+            for call in message.get("tool_calls", ()):
+                if not _is_object(call["function"]["arguments"]):
+                    yield f"messages[{index}]: the arguments of {call['id']} are no object in JSON"
         if message.get("content") is None and not message.get("tool_calls"):
             yield f"messages[{index}].content is missing"
     yield from (
         f"tool {t['function']['name']}: no schema" for t in request.get("tools", ()) if not t["function"]["parameters"]
     )
+
+
+def _is_object(args: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(args), dict)
+    except msgspec.DecodeError:
+        return False
 
 
 def _anthropic_mistakes(request: dict[str, Any], headers: dict[str, str]) -> Iterator[str]:

@@ -215,12 +215,6 @@ def test_anthropic_is_sent_nothing_that_it_refuses() -> None:
     assert sent["system"] == [{"type": "text", "text": "kind", **MARK}]
 
 
-@pytest.mark.parametrize("args", ["{oops", "[1]", "7", "", "null"])
-def test_arguments_that_are_no_object_are_shown_to_anthropic_as_they_were_written(args: str) -> None:
-    sent = body(anthropic_model(), asked(assistant(ToolCall("c", "look", args)), user(ToolResult("c", "bad"))))
-    assert sent["messages"][0]["content"][0]["input"] == {"malformed": args}
-
-
 def test_anthropic_files_are_sent_as_the_wire_has_them() -> None:
     parts = (Image("application/pdf", "pdf", "a.pdf"), Image("text/markdown", "txt"))
     (message,) = body(anthropic_model(), asked(user(*parts)))["messages"]
@@ -245,6 +239,14 @@ def test_anthropic_address_may_be_written_with_or_without_its_version(base_url: 
 
 
 # Both
+
+
+@pytest.mark.parametrize("args", ["{oops", "[1]", "7", "", "null", "[" * 20_000])
+def test_arguments_that_are_no_object_go_back_as_one_that_shows_what_was_written(args: str) -> None:
+    request = asked(assistant(ToolCall("c", "look", args)), user(ToolResult("c", "bad")))
+    assert body(anthropic_model(), request)["messages"][0]["content"][0]["input"] == {"malformed": args}
+    call = body(openai_model(), request)["messages"][0]["tool_calls"][0]
+    assert json.loads(call["function"]["arguments"]) == {"malformed": args}
 
 
 @pytest.mark.parametrize("make", [openai_model, anthropic_model])
