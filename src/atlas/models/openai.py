@@ -182,8 +182,8 @@ class OpenAIModel:
         match content:
             case []:
                 pass
-            case [{"type": "text", "text": str(text)}]:
-                results.append(_json({"role": "user", "content": text}))
+            case _ if all(part["type"] == "text" for part in content):  # some servers take words as one text only
+                results.append(_json({"role": "user", "content": "\n\n".join(part["text"] for part in content)}))
             case _:
                 results.append(_json({"role": "user", "content": content}))
         return b",".join(results)

@@ -118,6 +118,12 @@ def test_thoughts_that_led_to_calls_go_back_to_servers_that_send_them(base_url: 
     ]
 
 
+def test_words_alone_are_sent_to_chat_completions_as_one_text() -> None:
+    parts = (Text("Hello."), Text("Look at this."), Image("text/plain", "txt", "a.txt"))
+    (message,) = body(openai_model(), asked(user(*parts)))["messages"]
+    assert message == {"role": "user", "content": "Hello.\n\nLook at this.\n\na.txt:\ngrüße"}
+
+
 def test_openai_files_are_sent_as_the_wire_has_them() -> None:
     parts = (Image("application/pdf", "pdf", "a.pdf"), Image("text/plain", "txt", "a.txt"))
     (message,) = body(openai_model(), asked(user(*parts)))["messages"]
