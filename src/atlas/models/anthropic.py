@@ -32,7 +32,7 @@ from atlas.models.anthropic_reply import AnthropicReading
 from atlas.models.encoding import Encodings
 from atlas.models.final_tool import offered
 from atlas.models.http import Http, Target
-from atlas.models.wire import as_object, converse
+from atlas.models.wire import as_id, as_name, as_object, converse
 
 BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"
@@ -159,12 +159,12 @@ class AnthropicModel:
             case ToolCall():
                 return {
                     "type": "tool_use",
-                    "id": part.id,
-                    "name": part.name,
+                    "id": as_id(part.id),
+                    "name": as_name(part.name),
                     "input": msgspec.Raw(as_object(part.args).encode()),
                 }
             case ToolResult():
-                result: dict[str, Any] = {"type": "tool_result", "tool_use_id": part.id}
+                result: dict[str, Any] = {"type": "tool_result", "tool_use_id": as_id(part.id)}
                 if part.text.strip():
                     result["content"] = part.text
                 if part.is_error:

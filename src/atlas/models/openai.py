@@ -34,7 +34,7 @@ from atlas.models.final_tool import FinalTool, offered
 from atlas.models.http import Http, Target
 from atlas.models.openai_reply import OpenAIReading
 from atlas.models.strict import is_strict
-from atlas.models.wire import as_object, converse
+from atlas.models.wire import as_name, as_object, converse
 
 BASE_URL = "https://api.openai.com/v1"
 # How servers say that they cannot give answers a format, or not this one, or not beside tools: OpenAI's older models,
@@ -191,7 +191,11 @@ class OpenAIModel:
     def _assistant(self, message: Message) -> dict[str, Any]:
         text = "".join(part.text for part in message.parts if isinstance(part, Text))
         calls = [
-            {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": as_object(part.args)}}
+            {
+                "id": part.id,
+                "type": "function",
+                "function": {"name": as_name(part.name), "arguments": as_object(part.args)},
+            }
             for part in message.parts
             if isinstance(part, ToolCall)
         ]

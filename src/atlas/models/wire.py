@@ -6,7 +6,9 @@ document, that its end must be said and not just happen, and that an answer with
 
 from __future__ import annotations
 
+import re
 from contextvars import copy_context
+from hashlib import blake2s
 from typing import Final, Protocol
 
 import msgspec
@@ -20,6 +22,8 @@ from atlas.models.sse import Events
 ERROR_BODY_LIMIT = 64 * 1024
 REPLY_LIMIT = 64 * 2**20
 LINGER_S = 0.2
+NAME_LIMIT: Final = 64
+_NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -176,6 +180,19 @@ def as_object(args: str) -> str:
     except (msgspec.DecodeError, RecursionError):
         pass
     return msgspec.json.encode({"malformed": args}).decode()
+
+
+def as_name(name: str) -> str:
+    """A tool's name in a history as every server takes it, whatever a model made up."""
+    return _NOT_IN_NAMES.sub("_", name)[:NAME_LIMIT] or "_"
+
+
+def as_id(given: str) -> str:
+    """A call's id in the letters of names; what is changed carries its digest, so that two ids never become one."""
+    if given and as_name(given) == given:
+        return given
+    digest = blake2s(given.encode(), digest_size=8).hexdigest()
+    return f"{as_name(given)[: NAME_LIMIT - 1 - len(digest)]}_{digest}"
 
 
 def unique_ids(calls: list[tuple[str, str, str]], step: int) -> list[ToolCall]:

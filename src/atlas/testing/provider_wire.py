@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 Wire: TypeAlias = Literal["openai", "anthropic"]
 
 
@@ -255,6 +257,8 @@ def _openai_mistakes(request: dict[str, Any], headers: dict[str, str]) -> Iterat
         if role == "assistant":
             open_calls = {call["id"] for call in message.get("tool_calls", ())}
             for call in message.get("tool_calls", ()):
+                if not _NAME.fullmatch(call["function"]["name"]):
+                    yield f"messages[{index}]: {call['function']['name']!r} is not a name"
                 if not _is_object(call["function"]["arguments"]):
                     yield f"messages[{index}]: the arguments of {call['id']} are no object in JSON"
         if message.get("content") is None and not message.get("tool_calls"):
@@ -298,5 +302,7 @@ def _anthropic_mistakes(request: dict[str, Any], headers: dict[str, str]) -> Ite
                 yield f"messages.{index}: thinking.signature: Field required"
             if block["type"] == "thinking" and "cache_control" in block:
                 yield f"messages.{index}: thinking blocks cannot be cached"
+            if block["type"] == "tool_use" and not (_NAME.fullmatch(block["id"]) and _NAME.fullmatch(block["name"])):
+                yield f"messages.{index}: tool_use.id and tool_use.name must match {_NAME.pattern}"
             if block["type"] == "tool_use" and not isinstance(block["input"], dict):
                 yield f"messages.{index}: tool_use.input must be an object"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -267,6 +268,28 @@ def test_text_that_is_not_unicode_is_refused_before_anything_is_sent(make: Any) 
     with pytest.raises(ModelError, match="Unicode") as caught:
         body(make(), asked(user(Text("half a pair: \ud800"))))
     assert caught.value.kind == "invalid"
+
+
+@pytest.mark.parametrize(
+    "name, sent",
+    [("functions.note", "functions_note"), ("", "_"), ("é" * 99, "_" * 64)],
+    ids=["dotted", "none", "long"],
+)
+def test_a_tool_that_a_model_made_up_is_named_in_the_history_as_servers_allow(name: str, sent: str) -> None:
+    request = asked(assistant(ToolCall("c", name, "{}")), user(ToolResult("c", "no such tool")))
+    assert body(anthropic_model(), request)["messages"][0]["content"][0]["name"] == sent
+    assert body(openai_model(), request)["messages"][0]["tool_calls"][0]["function"]["name"] == sent
+
+
+def test_ids_are_sent_to_anthropic_in_its_letters_and_stay_different() -> None:
+    ids = ["functions.look:0", "functions_look_0", "functions look 0", "x" * 99, "x" * 98, "c1"]
+    calls, results = [ToolCall(one, "look", "{}") for one in ids], [ToolResult(one, "") for one in ids]
+    said, heard = body(anthropic_model(), asked(assistant(*calls), user(*results)))["messages"]
+    sent = [block["id"] for block in said["content"]]
+    assert all(re.fullmatch("[a-zA-Z0-9_-]{1,64}", one) for one in sent)
+    assert len(set(sent)) == len(ids)
+    assert [block["tool_use_id"] for block in heard["content"]] == sent
+    assert (sent[1], sent[5]) == ("functions_look_0", "c1")
 
 
 PARTS = st.one_of(
