@@ -33,6 +33,7 @@ from atlas.models.encoding import Encodings
 from atlas.models.final_tool import FinalTool, offered
 from atlas.models.http import Http, Target
 from atlas.models.openai_reply import OpenAIReading
+from atlas.models.openai_thought import given_back
 from atlas.models.strict import is_strict
 from atlas.models.wire import as_name, as_object, converse
 
@@ -49,7 +50,7 @@ class OpenAIModel:
     """Asks the models of one server that speaks chat completions.
 
     OpenAI's own servers want `max_completion_tokens` and take no foreign fields; all others get `max_tokens`, and
-    their own `reasoning_content` back with the tool calls it led to.
+    their own thoughts back with the tool calls they led to.
     """
 
     def __init__(
@@ -202,9 +203,8 @@ class OpenAIModel:
         wire: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
         if calls:
             wire["tool_calls"] = calls
-            thought = "".join(p.text for p in message.parts if isinstance(p, Thinking) and not p.signature)
-            if thought and not self._is_openai:
-                wire["reasoning_content"] = thought
+            if not self._is_openai:
+                wire |= given_back(message.parts)
         return wire
 
     async def _file(self, image: Image) -> dict[str, Any]:

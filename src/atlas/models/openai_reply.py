@@ -11,6 +11,7 @@ from atlas.kernel.model import Delta, ModelError, OnDelta, Part, Reply, Request,
 from atlas.models.estimate import completed
 from atlas.models.failure import complaint_from, stream_failure
 from atlas.models.final_tool import FinalTool
+from atlas.models.openai_thought import Field, Way
 from atlas.models.wire import settled_stop, unique_ids
 
 _NOTHING = msgspec.Raw(b"null")
@@ -117,6 +118,7 @@ class OpenAIReading:
         self._model = request.model
         self._text: list[str] = []
         self._thinking: list[str] = []
+        self._field: Field = "reasoning_content"
         self._refusal: list[str] = []
         self._drafts: list[_Draft] = []
         self._by_index: dict[int, _Draft] = {}
@@ -150,7 +152,7 @@ class OpenAIReading:
             raise ModelError("server", f"{self._name} gave up on its answer: {self._finish}", usage=self.used())
         parts: list[Part] = []
         if self._thinking:
-            parts.append(Thinking("".join(self._thinking)))
+            parts.append(Thinking("".join(self._thinking), Way(self._field).signature))
         text = "".join(self._text or self._refusal)
         if text:
             parts.append(Text(text))
@@ -186,6 +188,8 @@ class OpenAIReading:
 
     def _hear(self, words: _Words) -> None:
         if thought := words.reasoning_content or words.reasoning:
+            if not words.reasoning_content:
+                self._field = "reasoning"
             self._thinking.append(thought)
             self._say("thinking", thought)
         if content := words.content:

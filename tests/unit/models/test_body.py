@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from atlas.kernel.model import Image, Message, ModelError, Request, Text, Thinking, ToolCall, ToolResult
 from atlas.models.anthropic import AnthropicModel
 from atlas.models.openai import OpenAIModel
+from atlas.models.openai_reply import OpenAIReading
 from atlas.testing.provider_wire import mistakes
 from unit.models.conversation import FULL, Loads, anthropic_model, asked, assistant, body, openai_model, user
 
@@ -117,6 +118,18 @@ def test_thoughts_that_led_to_calls_go_back_to_servers_that_send_them(base_url: 
         "because" if is_given_back else None,
         *[None] * 4,
     ]
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_a_thought_goes_back_by_the_name_it_came_by(field: str) -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "look", "arguments": "{}"}}
+    reading = OpenAIReading(asked(), lambda delta: None, "lab")
+    for delta in ({field: "be"}, {field: "cause"}, {"tool_calls": [call]}):
+        reading.event(json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode())
+    request = asked(Message("assistant", reading.reply().parts), user(ToolResult("c", "x")))
+    said = body(openai_model(), request)["messages"][0]
+    assert {name: said[name] for name in said if name.startswith("reasoning")} == {field: "because"}
+    assert "because" not in json.dumps(body(anthropic_model(), request)), "another wire has not signed it"
 
 
 def test_words_alone_are_sent_to_chat_completions_as_one_text() -> None:
