@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from contextlib import suppress
 from contextvars import ContextVar
 
@@ -30,10 +32,11 @@ async def no_blobs(digest: str) -> bytes:
 
 
 class Odd:
-    """A server that answers every request with these pieces, each sent by itself."""
+    """A server that answers every request with these pieces, each sent by itself; it may close the connection then."""
 
-    def __init__(self, *pieces: bytes) -> None:
+    def __init__(self, *pieces: bytes, closes: bool = False) -> None:
         self._pieces = pieces
+        self._closes = closes
         self.heard: list[str] = []
         self.contexts: list[str] = []
         self._open = 0
@@ -43,7 +46,7 @@ class Odd:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         http = Http()
-        model = OpenAIModel(http, FakeClock(), no_blobs, base_url=f"http://127.0.0.1:{port}/v1", key="key")
+        model = OpenAIModel(http, FakeClock(), no_blobs, base_url=f"http://127.0.0.1:{port}/v1", key="sk-123456")
 
         def on_delta(delta: Delta) -> None:
             self.heard.append(getattr(delta, "text", ""))
@@ -73,6 +76,8 @@ class Odd:
                     writer.write(piece)
                     await writer.drain()
                     await asyncio.sleep(0.02)
+                if self._closes:
+                    writer.close()
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
         with suppress(ConnectionError):
@@ -122,6 +127,33 @@ def test_nonsense_is_the_providers_fault_and_no_bug(answer: bytes) -> None:
     with pytest.raises(ModelError) as caught:
         asyncio.run(Odd(answer).ask())
     assert caught.value.kind in ("server", "connection")
+
+
+REFUSED = b"HTTP/1.1 429 No\r\nContent-Type: application/json\r\nRetry-After: 7\r\n"
+
+
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "without an end"])
+@pytest.mark.parametrize(
+    "head, body, said",
+    [
+        (b"Content-Length: 500\r\n\r\n", b'{"error": {"message": "no, sk-12345', '"no,'),
+        (b"\r\n", b'{"error": {"message": "slow, sk-123456"}}', "answered 429: slow, ***"),
+        (b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"", "without a reason"),
+        (b"Content-Length: 500000\r\n\r\n", b"x" * 70_000, "xxx"),
+    ],
+    ids=["half", "all", "nonsense", "much"],
+)
+def test_a_refusal_is_what_its_status_says_whatever_becomes_of_its_body(
+    head: bytes, body: bytes, said: str, is_cut: bool
+) -> None:
+    odd = Odd(REFUSED + head + body, closes=is_cut)
+    began_s = time.monotonic()
+    with pytest.raises(ModelError, match=re.escape(said)) as caught:
+        asyncio.run(odd.ask())
+    error = caught.value
+    assert (error.kind, error.retry_after_s, error.usage) == ("rate_limit", 7.0, None)
+    assert "sk-" not in error.message
+    assert time.monotonic() - began_s < 20
 
 
 def test_a_listener_is_called_in_the_context_of_whoever_asks() -> None:

@@ -11,6 +11,7 @@ import re
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, unquote, urlsplit
@@ -244,11 +245,23 @@ class Exchange:
 
     async def rest(self, limit: int) -> bytes:
         """What is left of the answer, its first `limit` bytes at most."""
-        pieces, size = [], 0
+        pieces: list[bytes] = []
+        await self._collect(pieces, limit)
+        return b"".join(pieces)[:limit]
+
+    async def beginning(self, limit: int, seconds: float) -> bytes:
+        """The same, as far as it comes within so many seconds; never fails."""
+        pieces: list[bytes] = []
+        with suppress(TimeoutError, ModelError):
+            async with asyncio.timeout(seconds):
+                await self._collect(pieces, limit)
+        return b"".join(pieces)[:limit]
+
+    async def _collect(self, pieces: list[bytes], limit: int) -> None:
+        size = 0
         while size < limit and (chunk := await self.read()):
             pieces.append(chunk)
             size += len(chunk)
-        return b"".join(pieces)[:limit]
 
     async def linger(self, seconds: float) -> None:
         """Waits a moment for the end of an answer that has said all, so that its connection can be used again."""

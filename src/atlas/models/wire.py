@@ -20,6 +20,7 @@ from atlas.models.http import Exchange, Http, Target
 from atlas.models.sse import Events
 
 ERROR_BODY_LIMIT = 64 * 1024
+ERROR_BODY_S = 1.0
 REPLY_LIMIT = 64 * 2**20
 LINGER_S = 0.2
 NAME_LIMIT: Final = 64
@@ -135,9 +136,10 @@ async def _whole(exchange: Exchange, reading: Reading, target: Target) -> None:
 
 async def _refusal(exchange: Exchange, target: Target, clock: Clock) -> ModelError:
     """What is wrong with an answer that holds no reply."""
-    data = _clean(await exchange.rest(ERROR_BODY_LIMIT), target)
-    if exchange.status != 200:
+    if exchange.status != 200:  # says enough by itself, and nobody bills for a refusal that breaks off
+        data = _clean(await exchange.beginning(ERROR_BODY_LIMIT, ERROR_BODY_S), target)
         return http_failure(target.name, exchange.status, exchange.headers, data, clock.now_us())
+    data = _clean(await exchange.rest(ERROR_BODY_LIMIT), target)
     return malformed(target.name, f"{exchange.content_type or 'an unnamed kind of content'} instead of an answer", data)
 
 
@@ -146,8 +148,15 @@ def _unreadable(target: Target, what: str, data: bytes, reading: Reading) -> Mod
 
 
 def _clean(data: bytes, target: Target) -> bytes:
-    """The bytes without the key: a message shows a part of them, and a part of a key is found no more."""
-    return data.replace(target.secret.encode(), b"***") if target.secret else data
+    """The bytes without the key, nor a beginning of it where they break off.
+
+    A message shows a part of them, and a part of a key is found no more.
+    """
+    if not (secret := target.secret.encode()):
+        return data
+    data = data.replace(secret, b"***")
+    half = next((size for size in range(len(secret) - 1, 3, -1) if data.endswith(secret[:size])), 0)
+    return data[: len(data) - half]
 
 
 def judged(reply: Reply, name: str) -> Reply:
