@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from atlas.kernel.model import Delta, ModelError, OnDelta, Part, Reply, Request, StopReason, Text, Thinking, Usage
-from atlas.models.estimate import completed
+from atlas.models.estimate import MOST_TOKENS, completed
 from atlas.models.failure import complaint_from, stream_failure
 from atlas.models.final_tool import FinalTool
 from atlas.models.openai_thought import Field, Way
@@ -78,6 +78,7 @@ class _Details(msgspec.Struct, gc=False):
 class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int
     completion_tokens: int | None = 0
+    total_tokens: Any = None  # whatever it is, the others count
     prompt_tokens_details: _Details | None = None
     prompt_cache_hit_tokens: int | None = 0
 
@@ -252,6 +253,9 @@ def _usage(data: msgspec.Raw) -> Usage | None:
     details = said.prompt_tokens_details or _Details()
     tokens_in = max(0, said.prompt_tokens)
     tokens_out = max(0, said.completion_tokens or 0)
+    # xAI and Gemini count thoughts in the total only.
+    if isinstance(said.total_tokens, int) and tokens_in and said.total_tokens <= MOST_TOKENS:
+        tokens_out = max(tokens_out, said.total_tokens - tokens_in)
     cached = min(tokens_in, max(0, details.cached_tokens or said.prompt_cache_hit_tokens or 0))
     written = min(tokens_in - cached, max(0, details.cache_write_tokens or 0))
     return Usage(tokens_in, tokens_out, cached, written)
