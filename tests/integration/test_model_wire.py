@@ -187,6 +187,7 @@ def complaining(message: str, status: int = 400) -> Act:
         complaining("This response_format type is unavailable now"),
         complaining("The provided JSON schema contains features not supported by xgrammar."),
         complaining("Cannot use custom grammar constraints with tools.", 500),
+        complaining("json mode cannot be combined with tool/function calling"),
         complaining("Function calling with a response mime type: 'application/json' is unsupported"),
     ],
 )

@@ -33,8 +33,16 @@ _NO_CREDIT = re.compile(
 _FILTERED = re.compile(
     r"content.filter|content_policy|content management policy|(?:input|prompt) was flagged", re.IGNORECASE
 )
-# A key or a model that is not served, from servers that answer neither with 401 nor with 404: Gemini, Mistral, OpenRouter.
-_NOT_SERVED = re.compile(r"api key not valid|not a valid model|invalid.model\b", re.IGNORECASE)
+# A key or a model that is not served, from servers that answer neither with 401 nor with 404: Gemini, Mistral,
+# OpenRouter, xAI, DeepSeek, Z.ai, Groq.
+_NOT_SERVED = re.compile(
+    r"api key not valid|incorrect api key|not a valid model|invalid.model\b|model not exist|unknown model\b"
+    r"|model_decommissioned",
+    re.IGNORECASE,
+)
+_TOOLLESS = re.compile(r"does not support (?:tools|function calling)", re.IGNORECASE)
+# The server turns down what its own model wrote: Groq.
+_BAD_OUTPUT = re.compile(r"tool_use_failed|json_validate_failed|output_parse_failed")
 
 _BY_STATUS: Mapping[int, ModelErrorKind] = {
     401: "auth",
@@ -74,6 +82,7 @@ _HINTS: Mapping[ModelErrorKind, str] = {
     "refused": "The provider's filter refused the request; change what is asked.",
     "invalid": "The provider does not accept this request; the message says why.",
 }
+_HINT_TOOLLESS = "Name a model that can call tools, or give the agent none."
 
 
 class Complaint(msgspec.Struct, frozen=True):
@@ -100,7 +109,7 @@ def http_failure(name: str, status: int, headers: Mapping[str, str], body: bytes
         kind,
         shortened(f"{name} answered {status}: {text or 'without a reason'}"),
         retry_after_s=retry_after_s(headers, now_us),
-        hint=_HINTS.get(kind, ""),
+        hint=_hint(kind, text),
     )
 
 
@@ -108,7 +117,7 @@ def stream_failure(name: str, complaint: Complaint, usage: Usage | None) -> Mode
     """The error for a complaint in the middle of a stream, with what was used until then; as long as the complaint is."""
     kind = _kind(_status(complaint.code), complaint, complaint.message)
     text = complaint.message or complaint.type or "without a reason"
-    return ModelError(kind, f"{name} broke off: {text}", usage=usage, hint=_HINTS.get(kind, ""))
+    return ModelError(kind, f"{name} broke off: {text}", usage=usage, hint=_hint(kind, text))
 
 
 def shortened(message: str) -> str:
@@ -187,6 +196,10 @@ def _status(code: str) -> int:
     return int(code) if re.fullmatch(r"[45]\d\d", code) else 0
 
 
+def _hint(kind: ModelErrorKind, text: str) -> str:
+    return _HINT_TOOLLESS if kind == "auth" and _TOOLLESS.search(text) else _HINTS.get(kind, "")
+
+
 def _kind(status: int, complaint: Complaint, text: str) -> ModelErrorKind:
     said = f"{complaint.type} {complaint.code} {text}"
     if status in (0, 400, 413, 422, 500) and _OVERFLOW.search(said):
@@ -195,8 +208,10 @@ def _kind(status: int, complaint: Complaint, text: str) -> ModelErrorKind:
         return "auth"
     if status in (0, 400, 403) and _FILTERED.search(said):
         return "refused"
-    if status in (0, 400, 422) and _NOT_SERVED.search(said):
+    if status in (0, 400, 422) and (_NOT_SERVED.search(said) or _TOOLLESS.search(said)):
         return "auth"
+    if status in (0, 400) and _BAD_OUTPUT.search(said):
+        return "server"
     if (kind := _BY_STATUS.get(status)) is not None:
         return kind
     if (kind := _BY_TYPE.get(complaint.code) or _BY_TYPE.get(complaint.type)) is not None and status in (0, 400):

@@ -41,7 +41,7 @@ BASE_URL = "https://api.openai.com/v1"
 # How servers say that they cannot give answers a format, or not this one, or not beside tools: OpenAI's older models,
 # DeepSeek, Groq, vLLM, llama.cpp, Gemini.
 _NO_FORMAT = re.compile(
-    r"response.?format|response mime type|json.?schema|structured.?output|grammar|guided", re.IGNORECASE
+    r"response.?format|response mime type|json.?(?:schema|mode)|structured.?output|grammar|guided", re.IGNORECASE
 )
 _json = msgspec.json.encode
 

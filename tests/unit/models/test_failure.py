@@ -81,6 +81,14 @@ CASES: list[tuple[int, bytes, ModelErrorKind]] = [
     ),  # Gemini
     (400, openai("Invalid model: foo", "invalid_model", "1500"), "auth"),  # Mistral
     (400, openai("foo/bar is not a valid model ID"), "auth"),  # OpenRouter
+    (400, openai("Model Not Exist", "invalid_request_error", "invalid_request_error"), "auth"),  # DeepSeek
+    (400, openai("The model `x` is no longer supported.", "invalid_request_error", "model_decommissioned"), "auth"),
+    (400, b'{"code": "invalid argument", "error": "Incorrect API key provided: xa***yz."}', "auth"),  # xAI
+    (400, openai("Unknown Model, please check the model code.", code="1211"), "auth"),  # Z.ai
+    (400, openai("registry.ollama.ai/library/gemma3:4b does not support tools", "api_error"), "auth"),  # Ollama
+    (400, openai("Failed to call a function.", "invalid_request_error", "tool_use_failed"), "server"),  # Groq
+    (400, openai("Failed to validate JSON.", "invalid_request_error", "json_validate_failed"), "server"),
+    (400, openai("Parsing failed.", "invalid_request_error", "output_parse_failed"), "server"),
     (400, openai("Billing hard limit has been reached", code="billing_hard_limit_reached"), "auth"),
     (400, openai("Invalid 'messages[1]': model output expected", "invalid_request_error"), "invalid"),
     (400, openai("Unknown parameter: 'foo'", "invalid_request_error"), "invalid"),
@@ -95,6 +103,12 @@ def test_refusals_have_their_kind(status: int, body: bytes, kind: ModelErrorKind
     assert error.kind == kind
     assert error.reason == f"model_{kind}"
     assert str(status) in error.message
+
+
+def test_a_model_that_takes_no_tools_is_said_to_be_one() -> None:
+    error = http_failure("lab", 400, {}, openai("gemma3:4b does not support tools", "api_error"), NOW_US)
+    assert "gemma3:4b does not support tools" in error.message
+    assert error.hint == "Name a model that can call tools, or give the agent none."
 
 
 @pytest.mark.parametrize(
