@@ -640,6 +640,34 @@ def test_a_request_that_is_too_long_goes_nowhere_else(first: ProviderProcess, se
     assert second.record().seen == ()
 
 
+@pytest.mark.parametrize(
+    "base_url, key",
+    [("http://[127.0.0.1:1/v1", "k"), ("http://a..b/v1", "k"), ("nowhere", "k"), ("http://127.0.0.1:1/v1", "sk-1\n2")],
+)
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+def test_a_malformed_key_or_address_leaves_the_question_to_the_next_candidate(
+    second: ProviderProcess, kind: Any, base_url: str, key: str
+) -> None:
+    second.plan(Act(text="yes"))
+    models = Models(
+        providers={
+            "bad": Provider(kind=kind, base_url=base_url, key="secret:bad"),
+            "two": Provider(kind="anthropic", base_url=second.url),
+        },
+        tiers=Tiers(fast=("bad:m", "two:m")),
+        prices={"bad:m": Price(1.0, 10.0), "two:m": Price(2.0, 20.0)},
+    )
+    door = Router(
+        models, clock=FakeClock(), load_blob=no_blob, load_script=lambda path: pytest.fail("none"), keys={"bad": key}
+    )
+    found = route(door)
+    assert (found.model, found.attempts[0].cost_micro_usd) == ("two:m", 0)
+    failed = found.attempts[0].error
+    assert failed is not None
+    assert failed.code == "model_auth"
+    assert "sk-1" not in failed.message
+
+
 def test_lane_holds_at_the_server(first: ProviderProcess, second: ProviderProcess) -> None:
     first.plan(Act(text="ok", before_s=0.01))
     door = router(first, second)

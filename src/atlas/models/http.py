@@ -56,6 +56,14 @@ class Target(msgspec.Struct, frozen=True):
         return f"Target(name={self.name!r}, url={self.url!r})"
 
 
+def host_of(url: str) -> str:
+    """The host in an address; empty when there is none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
 class Origin(msgspec.Struct, frozen=True):
     """What a connection goes to."""
 
@@ -295,11 +303,11 @@ def _request_to(target: Target) -> tuple[Origin, bytes]:
     try:
         parts = urlsplit(target.url)
         host, port = parts.hostname or "", parts.port
-        host = host if host.isascii() else host.encode("idna").decode()
-    except (ValueError, UnicodeError):
-        raise ModelError("invalid", f"the address of {target.name} is not valid") from None
+        host = host.encode("idna").decode()
+    except ValueError:  # UnicodeError is one
+        raise _no_address(target.name) from None
     if parts.scheme not in ("http", "https") or not host:
-        raise ModelError("invalid", f"the address of {target.name} is not valid")
+        raise _no_address(target.name)
     is_tls = parts.scheme == "https"
     origin = Origin(host, port or (443 if is_tls else 80), is_tls)
     shown = f"[{host}]" if ":" in host else host
@@ -308,12 +316,17 @@ def _request_to(target: Target) -> tuple[Origin, bytes]:
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
     if any(char in text for pair in headers.items() for text in pair for char in "\r\n\0"):
-        raise ModelError("invalid", f"the key or a header of {target.name} holds a line break")
+        hint = "Set the provider's key again, on one line."
+        raise ModelError("auth", f"the key or a header of {target.name} holds a line break", hint=hint)
     path = quote(parts.path or "/", safe=_IN_PATH) + (
         f"?{quote(parts.query, safe=_IN_PATH + '?')}" if parts.query else ""
     )
     lines = (f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "Content-Length: ")
     return origin, "\r\n".join(lines).encode()
+
+
+def _no_address(name: str) -> ModelError:
+    return ModelError("auth", f"the address of {name} is not valid", hint="Write base_url as http(s)://host/path.")
 
 
 def _broken(name: str, error: Exception, usage: Usage) -> ModelError:

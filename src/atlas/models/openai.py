@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import re
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -31,7 +30,7 @@ from atlas.kernel.model import (
 from atlas.kernel.port import Clock
 from atlas.models.encoding import Encodings
 from atlas.models.final_tool import FinalTool, offered
-from atlas.models.http import Http, Target
+from atlas.models.http import Http, Target, host_of
 from atlas.models.openai_reply import OpenAIReading
 from atlas.models.openai_thought import given_back
 from atlas.models.strict import is_strict
@@ -68,8 +67,7 @@ class OpenAIModel:
         headers["Accept"] = "text/event-stream" if stream else "application/json"
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        host = urlsplit(base_url).hostname or ""
-        self._is_openai = host.endswith((".openai.com", ".openai.azure.com"))
+        self._is_openai = host_of(base_url).endswith((".openai.com", ".openai.azure.com"))
         self._target = Target(name, base_url.rstrip("/") + "/chat/completions", headers, key)
         self._http = http
         self._clock = clock

@@ -54,7 +54,7 @@ def endpoints(models: Models, keys: Mapping[str, str], environ: Mapping[str, str
     """
     found = {name: _endpoint(name, provider, keys, environ) for name, provider in models.providers.items()}
     for name, (key, base_url, _) in _KNOWN.items():
-        if name not in found and (environ.get(key) or environ.get(base_url)):
+        if name not in found and (_given(environ, key) or _given(environ, base_url)):
             known = Provider(kind="openai" if name == "openai" else "anthropic")
             found[name] = msgspec.structs.replace(_endpoint(name, known, keys, environ), source="environment")
     if "local" not in found:
@@ -65,18 +65,23 @@ def endpoints(models: Models, keys: Mapping[str, str], environ: Mapping[str, str
 
 
 def _endpoint(name: str, provider: Provider, keys: Mapping[str, str], environ: Mapping[str, str]) -> Endpoint:
-    base_url, key = provider.base_url or "", keys.get(name, "")
+    base_url, key = provider.base_url or "", _given(keys, name)
     if provider.kind in _KNOWN:
         key_name, base_name, default = _KNOWN[provider.kind]
         is_namesake = name == provider.kind
         if is_namesake and not provider.key and not provider.base_url:
-            key = environ.get(key_name, "")
-        base_url = base_url or (environ.get(base_name, "") if is_namesake else "") or default
+            key = _given(environ, key_name)
+        base_url = base_url or (_given(environ, base_name) if is_namesake else "") or default
     usual = {"scripted": UNLIMITED, "local": 1}.get(provider.kind, MAX_IN_FLIGHT)
     folder = str(folder_of(environ) or "") if provider.kind == "local" else ""
     limit = provider.max_in_flight or usual
     key_name = provider.key or ""
     return Endpoint(name, provider.kind, base_url, key, key_name, limit, provider.script, provider.stream, folder)
+
+
+def _given(values: Mapping[str, str], name: str) -> str:
+    """A value without the line break that came along when it was kept."""
+    return values.get(name, "").strip()
 
 
 def absent(found: Mapping[str, Endpoint], environ: Mapping[str, str]) -> list[Endpoint]:

@@ -502,6 +502,8 @@ def test_an_answer_that_was_packed_unasked_is_unpacked_or_refused(packing: str) 
         ("ftp://127.0.0.1/", {}),
         ("http:///v1", {}),
         ("http://127.0.0.1:port/", {}),
+        ("http://[127.0.0.1/", {}),
+        ("http://a..b/", {}),
         ("http://127.0.0.1:1/", {"Authorization": "Bearer a\r\nX: y"}),
     ],
 )
@@ -511,7 +513,7 @@ def test_an_address_or_a_header_that_is_none_is_refused_before_anything_is_sent(
     async def work() -> None:
         with pytest.raises(ModelError) as caught:
             await posted(url, headers)
-        assert caught.value.kind == "invalid"
+        assert caught.value.kind == "auth"
         assert "Bearer" not in caught.value.message
 
     in_loop(work)

@@ -121,6 +121,14 @@ def test_a_key_of_the_environment_goes_to_no_other_provider() -> None:
     assert (found["lab"].key, found["mine"].key) == ("lab-key", "")
 
 
+def test_white_space_around_a_key_and_an_address_is_no_part_of_them() -> None:
+    environ = {"OPENAI_API_KEY": "sk-env\r\n", "ANTHROPIC_API_KEY": "\n", "OPENAI_BASE_URL": " http://127.0.0.1:9/v1\n"}
+    found = endpoints(Models(providers={"lab": LAB}), {"lab": " lab-key\n"}, environ)
+    assert (found["lab"].key, found["openai"].key) == ("lab-key", "sk-env")
+    assert found["openai"].base_url == "http://127.0.0.1:9/v1"
+    assert "anthropic" not in found
+
+
 def test_configured_key_wins_over_the_environments() -> None:
     models = Models(providers={"openai": Provider(kind="openai", key="secret:mine")})
     assert endpoints(models, {"openai": "sk-mine"}, ENVIRON)["openai"].key == "sk-mine"
