@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from atlas.kernel.model import Delta, Message, ModelError, Part, Request, Text
+from atlas.kernel.model import Delta, Message, ModelError, Part, Request, Text, Usage
 from atlas.models.http import Http
 from atlas.models.openai import OpenAIModel
 from atlas.testing.clock import FakeClock
@@ -34,9 +34,11 @@ async def no_blobs(digest: str) -> bytes:
 class Odd:
     """A server that answers every request with these pieces, each sent by itself; it may close the connection then."""
 
-    def __init__(self, *pieces: bytes, closes: bool = False) -> None:
+    def __init__(self, *pieces: bytes, closes: bool = False, pause_s: float = 0.02) -> None:
         self._pieces = pieces
         self._closes = closes
+        self._pause_s = pause_s
+        self.usage = Usage()
         self.heard: list[str] = []
         self.contexts: list[str] = []
         self._open = 0
@@ -54,7 +56,9 @@ class Odd:
 
         async def one(name: str) -> tuple[Part, ...]:
             ASKER.set(name)
-            return (await model.ask(REQUEST, on_delta)).parts
+            reply = await model.ask(REQUEST, on_delta)
+            self.usage = reply.usage
+            return reply.parts
 
         try:
             parts: tuple[Part, ...] = ()
@@ -75,7 +79,7 @@ class Odd:
                 for piece in self._pieces:
                     writer.write(piece)
                     await writer.drain()
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(self._pause_s)
                 if self._closes:
                     writer.close()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -127,6 +131,38 @@ def test_nonsense_is_the_providers_fault_and_no_bug(answer: bytes) -> None:
     with pytest.raises(ModelError) as caught:
         asyncio.run(Odd(answer).ask())
     assert caught.value.kind in ("server", "connection")
+
+
+FINISHED = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\n'
+)
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "open"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(STREAM + chunk(FINISHED), id="without its end"),
+        pytest.param(STREAM + chunk(FINISHED) + b"zz\r\n", id="with a broken end"),
+        pytest.param(STREAM + chunk(FINISHED) + b"6\r\ndata:", id="with half an end"),
+        pytest.param(STREAM.replace(b"Transfer-Encoding: chunked", b"X: y") + FINISHED, id="until it is closed"),
+    ],
+)
+def test_a_stream_that_said_all_is_a_whole_answer_however_it_ends(answer: bytes, is_closed: bool) -> None:
+    odd = Odd(answer, closes=is_closed)
+    began_s = time.monotonic()
+    assert asyncio.run(odd.ask(times=2)) == (Text("hi"),)
+    assert time.monotonic() - began_s < 20
+    assert odd.usage == Usage(3, 1)
+
+
+def test_what_comes_late_behind_the_last_word_is_waited_for_as_long_as_something_comes() -> None:
+    said, used = FINISHED.split(b"\n\n")[:2]
+    more = [chunk(b'data: {"choices":[{"index":0,"delta":{"content":" %d"}}]}\n\n' % number) for number in range(8)]
+    odd = Odd(STREAM + chunk(said + b"\n\n"), *more, chunk(used + b"\n\n"), pause_s=0.2)
+    assert asyncio.run(odd.ask()) == (Text("hi 0 1 2 3 4 5 6 7"),)
+    assert odd.usage == Usage(3, 1)
 
 
 REFUSED = b"HTTP/1.1 429 No\r\nContent-Type: application/json\r\nRetry-After: 7\r\n"

@@ -6,6 +6,7 @@ document, that its end must be said and not just happen, and that an answer with
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextvars import copy_context
 from hashlib import blake2s
@@ -23,6 +24,7 @@ ERROR_BODY_LIMIT = 64 * 1024
 ERROR_BODY_S = 1.0
 REPLY_LIMIT = 64 * 2**20
 LINGER_S = 0.2
+END_S = 1.0
 NAME_LIMIT: Final = 64
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]")
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -52,10 +54,16 @@ class Reading(Protocol):
 
 
 async def converse(http: Http, target: Target, body: bytes, reading: Reading, clock: Clock) -> Reply:
-    """The provider's answer to `body`; raises ModelError, whose message never holds the key."""
+    """The provider's answer to `body`; raises ModelError, whose message never holds the key.
+
+    A stream that has said all is an answer, however it ends or does not: another would be billed too.
+    """
     stream = _Stream(reading, target)
     try:
-        async with http.post(target, body, reading.used, stream.hear) as exchange:
+        async with (
+            asyncio.timeout(None) as stream.limit,
+            http.post(target, body, reading.used, stream.hear) as exchange,
+        ):
             match exchange.content_type if exchange.status == 200 else None:
                 case "text/event-stream":
                     await exchange.heard()
@@ -65,17 +73,28 @@ async def converse(http: Http, target: Target, body: bytes, reading: Reading, cl
                     await _whole(exchange, reading, target)
                 case _:
                     raise await _refusal(exchange, target, clock)
+    except TimeoutError:
+        if not stream.is_whole:
+            raise
     except ModelError as error:
-        # Providers quote the key they do not like; it goes before the message is cut, lest a part of it stays.
-        said = error.message.replace(target.secret, "***") if target.secret else error.message
-        error.message = shortened(said)
-        error.args = (error.message,)
-        raise
+        if not stream.is_whole:
+            raise _keyless(error, target) from None
     return judged(reading.reply(), target.name)
 
 
+def _keyless(error: ModelError, target: Target) -> ModelError:
+    """The error without the key: providers quote the one they do not like. It goes before the message is cut."""
+    said = error.message.replace(target.secret, "***") if target.secret else error.message
+    error.message = shortened(said)
+    error.args = (error.message,)
+    return error
+
+
 class _Stream:
-    """A streamed answer, read event by event."""
+    """A streamed answer, read event by event.
+
+    `is_whole`: nothing of it is missing and nothing was wrong with it. `limit` ends the wait for what may follow then.
+    """
 
     def __init__(self, reading: Reading, target: Target) -> None:
         self._reading = reading
@@ -83,6 +102,8 @@ class _Stream:
         self._events = Events()
         self._size = 0
         self._failure: BaseException | None = None
+        self.limit: asyncio.Timeout | None = None
+        self.is_whole = False
         # Listeners are called in the context of whoever asks, not of whoever opened the connection.
         self._context = copy_context()
 
@@ -97,10 +118,15 @@ class _Stream:
             if self._size > REPLY_LIMIT:
                 used = self._reading.used()
                 raise ModelError("server", f"{self._target.name} sent more than {REPLY_LIMIT} bytes", usage=used)
-            self._context.run(self._read, self._events.feed(chunk))
+            events = self._events.feed(chunk)
+            self._context.run(self._read, events)
         except BaseException as error:  # noqa: BLE001 - raised again where the answer is waited for
             self._failure = error
+            self.is_whole = False
             return True
+        if events and self._reading.is_whole:
+            self.is_whole = True
+            self._expect_end()
         return self._reading.is_done
 
     def end(self) -> None:
@@ -114,6 +140,11 @@ class _Stream:
             raise ModelError(
                 "connection", f"{self._target.name} stopped in the middle of its answer", usage=reading.used()
             )
+
+    def _expect_end(self) -> None:
+        """What is left may take a moment more, from now on."""
+        if self.limit is not None and not self.limit.expired():
+            self.limit.reschedule(asyncio.get_running_loop().time() + END_S)
 
     def _read(self, events: list[bytes]) -> None:
         reading = self._reading
