@@ -31,7 +31,7 @@ from atlas.kernel.port import Clock
 from atlas.models.anthropic_reply import AnthropicReading
 from atlas.models.encoding import Encodings
 from atlas.models.final_tool import offered
-from atlas.models.http import Http, Target
+from atlas.models.http import Http, Target, address
 from atlas.models.wire import as_id, as_name, as_object, converse
 
 BASE_URL = "https://api.anthropic.com"
@@ -59,8 +59,7 @@ class AnthropicModel:
         headers |= {"Accept": "text/event-stream" if stream else "application/json", "anthropic-version": VERSION}
         if key:
             headers["x-api-key"] = key
-        base = base_url.rstrip("/").removesuffix("/v1")
-        self._target = Target(name, f"{base}/v1/messages", headers, key)
+        self._target = Target(name, address(base_url, "/v1/messages", without="/v1"), headers, key)
         self._http = http
         self._clock = clock
         self._load_blob = load_blob

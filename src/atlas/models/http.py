@@ -64,6 +64,12 @@ def host_of(url: str) -> str:
         return ""
 
 
+def address(base_url: str, path: str, without: str = "") -> str:
+    """The address of `path` below a base address that does not end in `without`; a query stays behind the path."""
+    base, mark, query = base_url.partition("?")
+    return base.rstrip("/").removesuffix(without) + path + mark + query
+
+
 class Origin(msgspec.Struct, frozen=True):
     """What a connection goes to."""
 

@@ -30,7 +30,7 @@ from atlas.kernel.model import (
 from atlas.kernel.port import Clock
 from atlas.models.encoding import Encodings
 from atlas.models.final_tool import FinalTool, offered
-from atlas.models.http import Http, Target, host_of
+from atlas.models.http import Http, Target, address, host_of
 from atlas.models.openai_reply import OpenAIReading
 from atlas.models.openai_thought import given_back
 from atlas.models.strict import is_strict
@@ -68,7 +68,7 @@ class OpenAIModel:
         if key:
             headers["Authorization"] = f"Bearer {key}"
         self._is_openai = host_of(base_url).endswith((".openai.com", ".openai.azure.com"))
-        self._target = Target(name, base_url.rstrip("/") + "/chat/completions", headers, key)
+        self._target = Target(name, address(base_url, "/chat/completions"), headers, key)
         self._http = http
         self._clock = clock
         self._load_blob = load_blob

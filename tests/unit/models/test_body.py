@@ -261,6 +261,13 @@ def test_anthropic_address_may_be_written_with_or_without_its_version(base_url: 
 # Both
 
 
+@pytest.mark.parametrize("base_url", ["http://127.0.0.1:1/v1?api-version=7", "http://127.0.0.1:1/v1/?api-version=7"])
+def test_a_query_of_the_address_stays_behind_the_path(base_url: str) -> None:
+    chat, messages = openai_model(base_url=base_url), anthropic_model(base_url=base_url)
+    assert chat._target.url == "http://127.0.0.1:1/v1/chat/completions?api-version=7"
+    assert messages._target.url == "http://127.0.0.1:1/v1/messages?api-version=7"
+
+
 @pytest.mark.parametrize("args", ["{oops", "[1]", "7", "", "null", "[" * 20_000])
 def test_arguments_that_are_no_object_go_back_as_one_that_shows_what_was_written(args: str) -> None:
     request = asked(assistant(ToolCall("c", "look", args)), user(ToolResult("c", "bad")))
