@@ -205,6 +205,78 @@ def test_a_server_that_takes_no_answer_format_is_given_a_final_tool_and_not_aske
     assert [body.get("tool_choice") for body in sent] == [None, "required", "required"]
 
 
+HISTORY = msgspec.structs.replace(
+    REQUEST,
+    messages=(
+        Message("user", (Text("Look."),)),
+        Message("assistant", (Thinking("Hm."), ToolCall("c1", "look", "{}"))),
+        Message("user", (ToolResult("c1", "a cat"), Text("And now?"))),
+        Message("assistant", (ToolCall("c2", "look", "{}"),)),
+        Message("user", (ToolResult("c2", "a dog"),)),
+        Message("user", (Text("Go on."),)),
+    ),
+    tool_choice="required",
+)
+OTHER_LIMIT = (
+    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+)
+MANNERS: list[tuple[str, Callable[[dict[str, Any]], object], object, object]] = [
+    (
+        "Unexpected role 'user' after role 'tool'",
+        lambda body: [message["role"] for message in body["messages"]],
+        ["system", "user", "assistant", "tool", "user", "assistant", "tool", "user"],
+        ["system", "user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant", "user"],
+    ),
+    ("Thinking mode does not support this tool_choice", lambda body: body.get("tool_choice"), "required", None),
+    (OTHER_LIMIT, lambda body: [name for name in body if "max" in name], ["max_tokens"], ["max_completion_tokens"]),
+    (
+        "property 'reasoning_content' is unsupported",
+        lambda body: [m for m in body["messages"] if "reasoning_content" in m] != [],
+        True,
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize("complaint, look, before, after", MANNERS, ids=["order", "choice", "limit", "thoughts"])
+def test_what_a_server_wants_is_learnt_from_its_refusal_once_for_each_model(
+    first: ProviderProcess, complaint: str, look: Callable[[dict[str, Any]], object], before: object, after: object
+) -> None:
+    other = msgspec.structs.replace(HISTORY, model="m2")
+
+    async def thrice(model: Model) -> list[Reply]:
+        return [await model.ask(request, lambda delta: None) for request in (HISTORY, HISTORY, other)]
+
+    first.plan(complaining(complaint), Act(text="ok", usage=ActUsage(30, 5)))
+    for reply in asyncio.run(with_model("openai", first.url, thrice)):
+        assert (reply.parts, reply.usage) == ((Text("ok"),), Usage(30, 5))
+    assert [look(body) for body in first.bodies()] == [before, after, after, before]
+
+
+def test_a_server_that_wants_several_things_is_given_each_in_turn(first: ProviderProcess) -> None:
+    refusals = [complaining(complaint) for complaint, *_ in MANNERS]
+    assert ask("openai", first, *refusals, Act(text="ok"), request=HISTORY).parts == (Text("ok"),)
+    last = first.bodies()[-1]
+    assert [look(last) for _, look, _, _ in MANNERS] == [after for *_, after in MANNERS]
+
+
+def test_a_server_that_takes_neither_a_format_nor_a_forced_tool_is_offered_the_tool(first: ProviderProcess) -> None:
+    refusals = complaining("This response_format type is unavailable now"), complaining(MANNERS[1][0])
+    assert ask("openai", first, *refusals, SHAPED, request=WANTING).parts[-1] == Text('{"x": "a cat"}')
+    assert [body.get("tool_choice") for body in first.bodies()] == [None, "required", None]
+
+
+def test_a_refusal_that_stays_is_asked_again_only_once(first: ProviderProcess) -> None:
+    error = fail("openai", first, complaining(OTHER_LIMIT))
+    assert (error.kind, error.usage, len(first.bodies())) == ("invalid", None, 2)
+
+
+def test_a_complaint_in_an_answer_that_was_billed_is_not_asked_again(first: ProviderProcess) -> None:
+    act = Act(text="some", extra=(json.dumps({"error": {"message": OTHER_LIMIT}}),))
+    assert fail("openai", first, act).usage is not None
+    assert len(first.bodies()) == 1
+
+
 def test_a_server_that_turns_down_the_final_tool_too_is_believed(first: ProviderProcess) -> None:
     error = fail("openai", first, complaining("neither json_schema nor tools"), request=WANTING)
     assert error.kind == "invalid"

@@ -8,7 +8,6 @@ come out before its other parts, because this wire wants them right after the ca
 from __future__ import annotations
 
 import base64
-import re
 from typing import Any
 
 import msgspec
@@ -29,20 +28,17 @@ from atlas.kernel.model import (
 )
 from atlas.kernel.port import Clock
 from atlas.models.encoding import Encodings
-from atlas.models.final_tool import FinalTool, offered
 from atlas.models.http import Http, Target, address, host_of
+from atlas.models.manner import IN_MESSAGES, NONE, Manner, Manners, in_manner, wanted
 from atlas.models.openai_reply import OpenAIReading
 from atlas.models.openai_thought import given_back
 from atlas.models.strict import is_strict
 from atlas.models.wire import as_name, as_object, converse
 
 BASE_URL = "https://api.openai.com/v1"
-# How servers say that they cannot give answers a format, or not this one, or not beside tools: OpenAI's older models,
-# DeepSeek, Groq, vLLM, llama.cpp, Gemini.
-_NO_FORMAT = re.compile(
-    r"response.?format|response mime type|json.?(?:schema|mode)|structured.?output|grammar|guided", re.IGNORECASE
-)
+_LIMITS = ("max_tokens", "max_completion_tokens")
 _json = msgspec.json.encode
+_BRIDGE = _json({"role": "assistant", "content": "I see."})
 
 
 class OpenAIModel:
@@ -74,42 +70,38 @@ class OpenAIModel:
         self._load_blob = load_blob
         self._stream = stream
         self._encodings = Encodings()
-        self._formatless: set[str] = set()
+        self._manners: dict[str, Manners] = {}
         self._last_tools: tuple[tuple[ToolSpec, ...], bytes] = ((), b"")
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         """The reply, with deltas on the way; raises ModelError."""
-        if request.output_schema is None:
-            return await self._ask(request, None, on_delta)
-        if request.model not in self._formatless:
+        manners = self._manners.get(request.model, NONE)
+        while True:
             try:
-                return await self._ask(request, None, on_delta)
+                reply = await self._ask(request, manners, on_delta)
             except ModelError as error:
-                if error.kind not in ("invalid", "server") or error.usage or not _NO_FORMAT.search(error.message):
+                if (manner := wanted(error, request, manners)) is None:
                     raise
-        reply = await self._ask(*offered(request), on_delta)
-        self._formatless.add(request.model)
-        return reply
+                manners |= {manner}
+            else:
+                self._manners[request.model] = manners | self._manners.get(request.model, NONE)
+                return reply
 
-    async def _ask(self, request: Request, final: FinalTool | None, on_delta: OnDelta) -> Reply:
-        body = await self.body(request)
-        reading = OpenAIReading(request, on_delta, self._target.name, final)
+    async def _ask(self, request: Request, manners: Manners, on_delta: OnDelta) -> Reply:
+        asked, final = in_manner(request, manners)
+        body = await self.body(asked, manners)
+        reading = OpenAIReading(asked, on_delta, self._target.name, final)
         return await converse(self._http, self._target, body, reading, self._clock)
 
     async def close(self) -> None:
         """Nothing: the connections belong to the pool."""
 
-    async def body(self, request: Request) -> bytes:
-        """The bytes that are sent: the same for equal requests."""
+    async def body(self, request: Request, manners: Manners = NONE) -> bytes:
+        """The bytes that are sent: the same for equal requests in the same manners."""
         try:
-            head = [self._settings(request)]
+            head = [self._settings(request, manners)]
             messages = [self._system(request.system)] if request.system else []
-            found = self._encodings.find_all(request.messages)
-            for number, data in enumerate(found):
-                if data is None:
-                    message = request.messages[number]
-                    found[number] = self._encodings.keep(message, await self._message(message))
-            messages += filter(None, found)
+            messages += await self._messages(request.messages, manners & IN_MESSAGES)
         except UnicodeEncodeError:
             raise ModelError("invalid", "the request holds text that is not valid Unicode") from None
         if request.tools:
@@ -118,8 +110,8 @@ class OpenAIModel:
             head.append(self._format(request.output_schema))
         return b"".join((b"{", b",".join(head), b',"messages":[', b",".join(messages), b"]}"))
 
-    def _settings(self, request: Request) -> bytes:
-        limit = "max_completion_tokens" if self._is_openai else "max_tokens"
+    def _settings(self, request: Request, manners: Manners) -> bytes:
+        limit = _LIMITS[self._is_openai is not (Manner.OTHER_LIMIT in manners)]
         fields: dict[str, Any] = {"model": request.model, limit: request.max_output_tokens}
         if self._stream:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -163,10 +155,18 @@ class OpenAIModel:
         wanted = {"name": "output", "schema": schema, "strict": is_strict(msgspec.json.decode(schema))}
         return self._encodings.keep(key, b'"response_format":' + _json({"type": "json_schema", "json_schema": wanted}))
 
-    async def _message(self, message: Message) -> bytes:
+    async def _messages(self, messages: tuple[Message, ...], manners: Manners) -> list[bytes]:
+        keys = [(message, manners) for message in messages] if manners else messages
+        found = self._encodings.find_all(keys)
+        for number, data in enumerate(found):
+            if data is None:
+                found[number] = self._encodings.keep(keys[number], await self._message(messages[number], manners))
+        return _bridged(messages, found) if Manner.BRIDGED in manners else list(filter(None, found))
+
+    async def _message(self, message: Message, manners: Manners) -> bytes:
         """The wire messages that `message` becomes, joined by commas."""
         if message.role == "assistant":
-            return _json(self._assistant(message))
+            return _json(self._assistant(message, manners))
         results, content = [], []
         for part in message.parts:
             match part:
@@ -178,6 +178,8 @@ class OpenAIModel:
                     content.append(await self._file(part))
                 case Thinking() | ToolCall():
                     pass  # a user neither thinks nor calls
+        if results and content and Manner.BRIDGED in manners:
+            results.append(_BRIDGE)
         match content:
             case []:
                 pass
@@ -187,7 +189,7 @@ class OpenAIModel:
                 results.append(_json({"role": "user", "content": content}))
         return b",".join(results)
 
-    def _assistant(self, message: Message) -> dict[str, Any]:
+    def _assistant(self, message: Message, manners: Manners) -> dict[str, Any]:
         text = "".join(part.text for part in message.parts if isinstance(part, Text))
         calls = [
             {
@@ -201,7 +203,7 @@ class OpenAIModel:
         wire: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
         if calls:
             wire["tool_calls"] = calls
-            if not self._is_openai:
+            if not (self._is_openai or Manner.THOUGHTLESS in manners):
                 wire |= given_back(message.parts)
         return wire
 
@@ -217,3 +219,22 @@ class OpenAIModel:
         raise ModelError(
             "invalid", f"{self._target.name} cannot be sent {image.media_type} ({image.name or image.blob})"
         )
+
+
+def _bridged(messages: tuple[Message, ...], encoded: list[bytes | None]) -> list[bytes]:
+    """The messages, with a word of the model where a user's would follow a tool's."""
+    bridged, last = list[bytes](), ""
+    for message, data in zip(messages, encoded, strict=True):
+        if data:
+            begins, ends = _roles(message)
+            bridged += [_BRIDGE, data] if (last, begins) == ("tool", "user") else [data]
+            last = ends
+    return bridged
+
+
+def _roles(message: Message) -> tuple[str, str]:
+    """The wire's roles that `message` begins and ends with."""
+    if message.role == "assistant":
+        return "assistant", "assistant"
+    results = [isinstance(part, ToolResult) for part in message.parts]
+    return "tool" if any(results) else "user", "tool" if all(results) else "user"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from atlas.kernel.model import Image, Message, ModelError, Request, Text, Thinking, ToolCall, ToolResult
 from atlas.models.anthropic import AnthropicModel
+from atlas.models.manner import Manners
 from atlas.models.openai import OpenAIModel
 from atlas.models.openai_reply import OpenAIReading
 from atlas.testing.provider_wire import mistakes
@@ -344,9 +345,9 @@ class CountingOpenAI(OpenAIModel):
 
     encoded = 0
 
-    async def _message(self, message: Message) -> bytes:
+    async def _message(self, message: Message, manners: Manners) -> bytes:
         self.encoded += 1
-        return await super()._message(message)
+        return await super()._message(message, manners)
 
 
 class CountingAnthropic(AnthropicModel):
