@@ -40,7 +40,9 @@ _NOT_SERVED = re.compile(
     r"|model_decommissioned",
     re.IGNORECASE,
 )
-_TOOLLESS = re.compile(r"does not support (?:tools|function calling)", re.IGNORECASE)
+_TOOLLESS = re.compile(
+    r"does not support (?:tools|function calling)|tool choice requires --enable-auto-tool-choice", re.IGNORECASE
+)
 # The server turns down what its own model wrote: Groq.
 _BAD_OUTPUT = re.compile(r"tool_use_failed|json_validate_failed|output_parse_failed")
 
@@ -135,7 +137,7 @@ def read_complaint(body: bytes) -> Complaint:
     """The complaint in an error body; an empty one when there is none."""
     try:
         data = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Complaint()
     if isinstance(data, list) and data:
         data = data[0]
@@ -152,9 +154,21 @@ def complaint_from(error: Any) -> Complaint:
         case dict():
             message = error.get("message") or error.get("detail") or ""
             text = message if isinstance(message, str) else msgspec.json.encode(message).decode()
-            return Complaint(text, *(str(error.get(key) or "") for key in ("type", "code")))
+            type_, code = (str(error.get(key) or "") for key in ("type", "code"))
+            behind = _behind(error.get("metadata"))
+            said = f"{text}: {behind.message}" if behind.message else text
+            return Complaint(said, behind.code or behind.type or type_, code)
         case _:
             return Complaint()
+
+
+def _behind(metadata: Any) -> Complaint:
+    """What the server behind a router of models said: OpenRouter quotes it."""
+    raw = metadata.get("raw") if isinstance(metadata, dict) else None
+    if not isinstance(raw, str):
+        return Complaint()
+    found = read_complaint(raw.encode(errors="replace"))
+    return found if found.message else Complaint(raw.strip())
 
 
 def retry_after_s(headers: Mapping[str, str], now_us: int) -> float:

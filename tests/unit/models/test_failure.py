@@ -22,6 +22,12 @@ def anthropic(type_: str, message: str) -> bytes:
     return json.dumps({"type": "error", "error": {"type": type_, "message": message}}).encode()
 
 
+def wrapped(raw: str) -> bytes:
+    """As OpenRouter passes a refusal on."""
+    error = {"message": "Provider returned error", "code": 400, "metadata": {"raw": raw, "provider_name": "x"}}
+    return json.dumps({"error": error}).encode()
+
+
 CASES: list[tuple[int, bytes, ModelErrorKind]] = [
     (401, openai("Incorrect API key provided", "invalid_request_error", "invalid_api_key"), "auth"),
     (403, anthropic("permission_error", "no access"), "auth"),
@@ -35,6 +41,11 @@ CASES: list[tuple[int, bytes, ModelErrorKind]] = [
     (500, b"oops", "server"),
     (502, b"<html>bad gateway</html>", "server"),
     (503, openai("overloaded", "server_error"), "server"),
+    (400, wrapped('{"error": {"message": "prompt is too long: 9 tokens"}}'), "overflow"),
+    (400, wrapped('{"error": {"message": "no", "code": "context_length_exceeded"}}'), "overflow"),
+    (400, wrapped("Output blocked by content filtering policy"), "refused"),
+    (429, wrapped("slow down"), "rate_limit"),
+    (400, wrapped(""), "invalid"),
     (529, anthropic("overloaded_error", "Overloaded"), "server"),
     (504, b"", "timeout"),
     (408, b"", "timeout"),
@@ -86,6 +97,7 @@ CASES: list[tuple[int, bytes, ModelErrorKind]] = [
     (400, b'{"code": "invalid argument", "error": "Incorrect API key provided: xa***yz."}', "auth"),  # xAI
     (400, openai("Unknown Model, please check the model code.", code="1211"), "auth"),  # Z.ai
     (400, openai("registry.ollama.ai/library/gemma3:4b does not support tools", "api_error"), "auth"),  # Ollama
+    (400, openai('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'), "auth"),
     (400, openai("Failed to call a function.", "invalid_request_error", "tool_use_failed"), "server"),  # Groq
     (400, openai("Failed to validate JSON.", "invalid_request_error", "json_validate_failed"), "server"),
     (400, openai("Parsing failed.", "invalid_request_error", "output_parse_failed"), "server"),
@@ -140,6 +152,14 @@ def test_redirect_is_not_followed_and_says_where_it_leads() -> None:
 )
 def test_no_error_body_whatsoever_breaks_the_reading(body: bytes) -> None:
     assert http_failure("lab", 500, {}, body, NOW_US).kind == "server"
+
+
+def test_what_stands_behind_a_refusal_that_was_passed_on_is_said_and_bounded() -> None:
+    error = http_failure("lab", 400, {}, wrapped('{"error": {"message": "Keep reasoning details."}}'), NOW_US)
+    assert error.message == "lab answered 400: Provider returned error: Keep reasoning details."
+    assert len(http_failure("lab", 400, {}, wrapped("x" * 9_000), NOW_US).message) == 500
+    nested = '{"error": {"metadata": {"raw": 7}, "message": "odd"}}'
+    assert "odd" in http_failure("lab", 400, {}, wrapped(nested), NOW_US).message
 
 
 def test_message_is_bounded() -> None:
