@@ -11,7 +11,7 @@ from atlas.kernel.model import Delta, ModelError, OnDelta, Part, Reply, Request,
 from atlas.models.estimate import MOST_TOKENS, completed
 from atlas.models.failure import complaint_from, stream_failure
 from atlas.models.final_tool import FinalTool
-from atlas.models.openai_thought import Field, Way
+from atlas.models.openai_thought import Details, Field, Way
 from atlas.models.wire import settled_stop, unique_ids
 
 _NOTHING = msgspec.Raw(b"null")
@@ -49,6 +49,7 @@ class _Words(msgspec.Struct, gc=False):
     content: str | list[_Piece] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    reasoning_details: Any = None
     refusal: str | None = None
     tool_calls: list[_Call] | None = None
 
@@ -120,6 +121,7 @@ class OpenAIReading:
         self._text: list[str] = []
         self._thinking: list[str] = []
         self._field: Field = "reasoning_content"
+        self._details = Details()
         self._refusal: list[str] = []
         self._drafts: list[_Draft] = []
         self._by_index: dict[int, _Draft] = {}
@@ -152,8 +154,10 @@ class OpenAIReading:
         if self._finish in _GAVE_UP:
             raise ModelError("server", f"{self._name} gave up on its answer: {self._finish}", usage=self.used())
         parts: list[Part] = []
-        if self._thinking:
-            parts.append(Thinking("".join(self._thinking), Way(self._field).signature))
+        if (details := self._details.whole()) or self._thinking:
+            # The words of the details, wherever they came too: what is taken out of them is taken out of both.
+            thought = self._details.text or "".join(self._thinking)
+            parts.append(Thinking(thought, Way(self._field, details).signature))
         text = "".join(self._text or self._refusal)
         if text:
             parts.append(Text(text))
@@ -188,8 +192,9 @@ class OpenAIReading:
                 self.is_whole = True
 
     def _hear(self, words: _Words) -> None:
-        if thought := words.reasoning_content or words.reasoning:
-            if not words.reasoning_content:
+        detailed = self._details.hear(words.reasoning_details) if words.reasoning_details else ""
+        if thought := words.reasoning_content or words.reasoning or detailed:
+            if words.reasoning and not words.reasoning_content:
                 self._field = "reasoning"
             self._thinking.append(thought)
             self._say("thinking", thought)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas.kernel.model import Image, Message, ModelError, Request, Text, Thinking, ToolCall, ToolResult
+from atlas.kernel.model import Image, Message, ModelError, Part, Request, Text, Thinking, ToolCall, ToolResult
 from atlas.models.anthropic import AnthropicModel
 from atlas.models.manner import Manners
 from atlas.models.openai import OpenAIModel
@@ -131,6 +131,51 @@ def test_a_thought_goes_back_by_the_name_it_came_by(field: str) -> None:
     said = body(openai_model(), request)["messages"][0]
     assert {name: said[name] for name in said if name.startswith("reasoning")} == {field: "because"}
     assert "because" not in json.dumps(body(anthropic_model(), request)), "another wire has not signed it"
+
+
+def text_detail(text: str | None, **more: Any) -> dict[str, Any]:
+    return {"type": "reasoning.text", "index": 0, "format": "x", "text": text, **more}
+
+
+SIGNED = {"type": "reasoning.encrypted", "index": 1, "id": "c", "data": "SIG"}
+
+
+@pytest.mark.parametrize("with_words", [True, False])
+def test_details_of_a_thought_go_back_in_one_piece_each_and_unchanged(with_words: bool) -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "look", "arguments": "{}"}}
+    reading = OpenAIReading(asked(), lambda delta: None, "lab")
+    details = [text_detail("be"), text_detail("cause"), text_detail(None, signature="s"), SIGNED]
+    for detail in details:
+        words = {"reasoning": detail["text"]} if with_words and detail.get("text") else {}
+        delta = {**words, "reasoning_details": [detail]}
+        reading.event(json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode())
+    reading.event(json.dumps({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}).encode())
+    parts = msgspec.json.decode(msgspec.json.encode(reading.reply().parts), type=tuple[Part, ...])
+    assert isinstance(parts[0], Thinking)
+    assert parts[0].text == "because"
+    request = asked(Message("assistant", parts), user(ToolResult("c", "x")))
+    said = body(openai_model(), request)["messages"][0]
+    assert {name: said[name] for name in said if name.startswith("reasoning")} == {
+        "reasoning_details": [text_detail("because", signature="s"), SIGNED]
+    }
+    assert "SIG" not in json.dumps(body(anthropic_model(), request)), "another wire has not signed it"
+
+
+def test_two_thoughts_are_not_taken_for_one() -> None:
+    details = [text_detail("a"), text_detail("b", index=1), {"type": "reasoning.summary", "index": 1, "summary": "c"}]
+    reading = OpenAIReading(asked(), lambda delta: None, "lab")
+    message = {"content": "d", "reasoning_details": details, "tool_calls": [{"function": {"name": "look"}}]}
+    reading.whole(json.dumps({"choices": [{"message": message}]}).encode())
+    said = body(openai_model(), asked(Message("assistant", reading.reply().parts)))["messages"][0]
+    assert said["reasoning_details"] == details
+
+
+@pytest.mark.parametrize("details", ["none", [7], [{"text": 7}], {}])
+def test_details_that_are_none_are_not_heard(details: Any) -> None:
+    reading = OpenAIReading(asked(), lambda delta: None, "lab")
+    message = {"content": "hi", "reasoning_details": details}
+    reading.whole(json.dumps({"choices": [{"message": message}]}).encode())
+    assert reading.reply().parts[-1] == Text("hi")
 
 
 def test_words_alone_are_sent_to_chat_completions_as_one_text() -> None:
