@@ -156,10 +156,10 @@ class AnthropicReading:
         """As the server said; what it did not say is estimated from what was sent and what came."""
         said = self._said
         size = sum(len(piece.encode(errors="surrogatepass")) for d in self._drafts for piece in d.pieces)
-        if said.input_tokens is None:
-            return estimate(self._request, size)
         cached, written = max(0, said.cache_read_input_tokens or 0), max(0, said.cache_creation_input_tokens or 0)
-        total = max(0, said.input_tokens) + cached + written
+        total = max(0, said.input_tokens or 0) + cached + written
+        if not total:
+            return estimate(self._request, size)
         if (self.is_whole or self.is_done) and said.output_tokens is not None:
             return completed(Usage(total, max(0, said.output_tokens), cached, written), self._request, size)
         # Cut off: the count at the start of a stream is a placeholder, so what arrived is counted too.
@@ -176,7 +176,7 @@ class AnthropicReading:
 
     @property
     def _has_begun(self) -> bool:
-        return self._said.input_tokens is not None or bool(self._drafts)
+        return self._said != _Usage() or bool(self._drafts)
 
     def _count(self, usage: _Usage | None) -> None:
         """Later counts replace earlier ones, as far as they say something."""

@@ -300,6 +300,26 @@ def test_anthropic_counts_the_whole_request_and_takes_the_last_count_of_the_answ
     assert read("anthropic", [render("anthropic", act, "m", bill(act, 0), stream=True)]).usage == Usage(100, 7, 60, 30)
 
 
+@pytest.mark.parametrize("counted", [{"input_tokens": 0}, {}])
+@pytest.mark.parametrize("stream", [True, False])
+def test_anthropics_cached_tokens_count_when_nothing_else_was_read(stream: bool, counted: dict[str, int]) -> None:
+    usage = {**counted, "output_tokens": 7, "cache_read_input_tokens": 5000}
+    message = {"content": [{"type": "text", "text": "hi"}], "stop_reason": "end_turn", "usage": usage}
+    events = [
+        {"type": "message_start", "message": {"content": [], "usage": usage}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "hi"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 7}},
+        {"type": "message_stop"},
+    ]
+    reading = AnthropicReading(REQUEST, Heard(), "lab")
+    if stream:
+        for event in events:
+            reading.event(json.dumps(event).encode())
+    else:
+        reading.whole(json.dumps(message).encode())
+    assert reading.reply().usage == Usage(5000, 7, 5000)
+
+
 @pytest.mark.parametrize("said, usage", [((0, 0), (2, 10)), ((100, 0), (100, 10)), ((0, 7), (2, 10))])
 @pytest.mark.parametrize("stream", [True, False])
 def test_anthropics_imitators_that_count_nothing_are_not_believed(
