@@ -22,9 +22,10 @@ _STOPS: Mapping[str, StopReason] = {
     "tool_calls": "tool_call",
     "function_call": "tool_call",
     "content_filter": "filter",
+    "sensitive": "filter",
 }
-# The server gave up on its own answer: OpenRouter and Mistral, vLLM and SGLang, DeepSeek.
-_GAVE_UP = frozenset({"error", "abort", "insufficient_system_resource"})
+# The server gave up on its own answer: OpenRouter and Mistral, vLLM and SGLang, DeepSeek, Z.ai.
+_GAVE_UP = frozenset({"error", "abort", "insufficient_system_resource", "network_error"})
 
 
 class _Function(msgspec.Struct, gc=False):

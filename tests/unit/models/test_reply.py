@@ -125,6 +125,7 @@ def test_any_answer_survives_any_cut(
         ("openai", "stop", "end"),
         ("openai", "length", "length"),
         ("openai", "content_filter", "filter"),
+        ("openai", "sensitive", "filter"),
         ("openai", "eos_token", "end"),
         ("openai", "tool_calls", "end"),
         ("anthropic", "end_turn", "end"),
@@ -140,7 +141,7 @@ def test_stop_reasons_mean_the_same_on_both_wires(wire: Wire, said: str, stop: s
     assert read(wire, [render(wire, act, "m", Billed(1, 1, 0, 0), stream=True)]).stop == stop
 
 
-@pytest.mark.parametrize("finish", ["error", "abort", "insufficient_system_resource"])
+@pytest.mark.parametrize("finish", ["error", "abort", "insufficient_system_resource", "network_error"])
 def test_half_an_answer_that_the_server_gave_up_is_no_answer_and_has_its_bill(finish: str) -> None:
     act = Act(text="The first half", stop=finish, usage=ActUsage(100, 20))
     stream, whole = (render("openai", act, "m", bill(act, 0), streamed) for streamed in (True, False))
