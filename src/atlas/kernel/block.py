@@ -87,6 +87,11 @@ def fit(blocks: tuple[Block, ...], budget: int) -> tuple[View, ...]:
     return tuple(block.views[level[number]] for number, block in enumerate(blocks))
 
 
+def least(blocks: tuple[Block, ...]) -> int:
+    """The bytes below which the blocks do not fit, however short they are shown."""
+    return sum(block.views[-1].size for block in blocks)
+
+
 def _loss(block: Block, level: int, number: int) -> tuple[int, int, int] | None:
     """What it costs to show the next smaller view, cheapest first; None when there is none."""
     if level + 1 >= len(block.views):

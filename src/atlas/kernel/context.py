@@ -18,13 +18,14 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from atlas.kernel.block import Block, Choice, Grade, View, fit, view
+from atlas.kernel.block import Block, Choice, Grade, View, fit, least, view
 from atlas.kernel.errors import LimitRefused
 from atlas.kernel.excerpt import FENCE_SIZE, boundary, fence, shorten
+from atlas.kernel.exchange import Exchange
 from atlas.kernel.media import TEXT, Given
 from atlas.kernel.model import Image, Message, Part, Request, Text, ToolResult, ToolSpec
 from atlas.kernel.token import DEFAULT_RATE, MAX_OUTPUT, Calibration, Limits, count, size_of, text_size
-from atlas.kernel.turn import Exchange, Note, Turn, windowed
+from atlas.kernel.turn import Note, Turn, windowed
 
 BUILDER_VERSION: Final = 3
 TURNS: Final = "turns"
@@ -129,7 +130,7 @@ class Builder:
         shown.follow(turn)
         volatile = tuple(_volatile_blocks(turn, live, sizes))
         room = frame.free - turn.window_size - head.size
-        tail = fit(volatile, room - _FRAME * len(volatile)) if volatile else ()
+        tail = _fitted(volatile, room, frame, self._limits, "or have hooks add less") if volatile else ()
         messages, encoded = (head.message, *shown.messages), (head.encoded, *shown.encoded)
         cache_at = len(messages)
         if words := "\n\n".join([one.text for one in tail]):
@@ -141,7 +142,7 @@ class Builder:
         if len(raw) + frame.weight > sizes.total:
             raise LimitRefused(
                 f"the request has about {count(len(raw) + frame.weight, rate)} tokens and {self._limits.total} are allowed",
-                hint="Raise context.max_tokens in agent.yaml.",
+                hint=f"{_remedy(frame.live, self._limits)}.",
                 code="context_too_small",
             )
         steps = Choice("steps of this turn", "full", count(turn.window_size, rate))
@@ -168,7 +169,7 @@ class Builder:
         room = frame.free - max(turn.window_size, frame.window) - frame.kept_back
         key = (frame, room, turn.number, turn.user, turn.dropped, turn.dropped_count)
         if self._head is None or self._head.key != key:
-            self._head = _head_of(turn, frame, room, key)
+            self._head = _head_of(turn, frame, self._limits, room, key)
         return self._head
 
 
@@ -225,8 +226,8 @@ def _frame_of(files: tuple[Given, ...], step: int, live: Live, limits: Limits) -
         weight=weight,
         free=free,
         # A large persona narrows the window; what is kept back for it and for the tail never goes to the stable part.
-        window=min(sizes.window, free * 3 // 5),
-        kept_back=min(sizes.tail, free // 8),
+        window=max(0, min(sizes.window, free * 3 // 5)),
+        kept_back=max(0, min(sizes.tail, free // 8)),
         choices=(Choice("persona and tools", "full", count(fixed, rate)), *given),
     )
 
@@ -241,13 +242,34 @@ class _Head(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...]
 
 
-def _head_of(turn: Turn, frame: _Frame, room: int, key: tuple[object, ...]) -> _Head:
+def _head_of(turn: Turn, frame: _Frame, limits: Limits, room: int, key: tuple[object, ...]) -> _Head:
     stable = tuple(_stable_blocks(turn, frame.live.session, frame.stable_sizes))
-    views = fit(stable, room - _FRAME * len(stable))
+    views = _fitted(stable, room, frame, limits, "or shorten the persona")
     message = _head_message(stable, views, frame.pictures)
     size = sum(one.size + _FRAME for one in views)
     choices = tuple(_choices(stable, views, frame.live.bytes_per_token))
     return _Head(key, message, _ENCODER.encode(message), size, choices)
+
+
+def _fitted(blocks: tuple[Block, ...], room: int, frame: _Frame, limits: Limits, remedy: str) -> tuple[View, ...]:
+    """The views in which the blocks fit into `room` bytes; LimitRefused says what takes the rest, and what helps."""
+    rate, frames = frame.live.bytes_per_token, _FRAME * len(blocks)
+    needed = least(blocks) + frames
+    if needed > room:
+        raise LimitRefused(
+            f"what must be shown needs about {count(needed, rate)} tokens; the rest of the request (persona, tools, "
+            f"the turn's steps) takes about {count(frame.sizes.total - room, rate)} of {limits.total} tokens "
+            f"and leaves {int(max(room, 0) / rate)}",
+            hint=f"{_remedy(frame.live, limits)}, {remedy}.",
+            code="context_too_small",
+        )
+    return fit(blocks, room - frames)
+
+
+def _remedy(live: Live, limits: Limits) -> str:
+    """What makes more room: where the model's own window is what limits a request, a contract cannot widen it."""
+    is_narrowed = live.context_window and limits.total + limits.output >= live.context_window
+    return "Choose a model that can read more" if is_narrowed else "Raise context.max_tokens in agent.yaml"
 
 
 class _Window:

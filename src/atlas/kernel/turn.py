@@ -12,16 +12,18 @@ each leaving one line with the handle that brings it back. Between two such mome
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from atlas.kernel.errors import ErrorRecord
-from atlas.kernel.excerpt import FENCE_SIZE, one_line, shorten
+from atlas.kernel.excerpt import one_line, shorten
+from atlas.kernel.exchange import NOTHING, Exchange, performed, squeezed
 from atlas.kernel.media import Given
 from atlas.kernel.model import Message, Part, Reply, Text, Thinking, ToolCall, ToolResult
-from atlas.kernel.token import Limits, is_within, size_of, text_size
+from atlas.kernel.token import Limits, size_of
 
 MAX_DROPPED_LINES: Final = 32
 MAX_CONTINUATIONS: Final = 16
@@ -30,7 +32,8 @@ NOTE_TOOL: Final = "note"
 NOTE_SIZE: Final = 400
 KEY_LENGTH: Final = 60
 LINE_LENGTH: Final = 140
-_LEAST_RESULT: Final = 256
+MAX_ID: Final = 1_024
+_MAX_NAME: Final = 128
 CUT_OFF: Final = "Your answer was cut off. Go on exactly where it stopped; do not repeat anything."
 _CALL_CUT_OFF: Final = (
     "Your reply was cut off at the limit of its length, so its last call may not be what you meant; where its arguments "
@@ -67,18 +70,6 @@ class _NoteArgs(msgspec.Struct, frozen=True):
     key: str
     text: str
     status: Literal["open", "done"] = "open"
-
-
-class Exchange(msgspec.Struct, frozen=True):
-    """One step: what the model said and what came back.
-
-    `size` is its bytes in a request, `line` stands for it once it is dropped. Results are not fenced here.
-    """
-
-    step: int
-    messages: tuple[Message, ...]
-    size: int
-    line: str
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -143,9 +134,10 @@ def plan(turn: Turn) -> Plan:
 def answered(turn: Turn, reply: Reply) -> Turn:
     """The turn after the model spoke. A cut-off answer goes on, a refusal ends it as what it is."""
     step = turn.step + 1
-    calls = tuple([part for part in reply.parts if isinstance(part, ToolCall)])
-    text = "".join([part.text for part in reply.parts if isinstance(part, Text)])
-    spoken = replace(turn, step=step, advice=(), spoken=reply.parts)
+    parts = tuple([_named(part) if isinstance(part, ToolCall) else part for part in reply.parts])
+    calls = tuple([part for part in parts if isinstance(part, ToolCall)])
+    text = "".join([part.text for part in parts if isinstance(part, Text)])
+    spoken = replace(turn, step=step, advice=(), spoken=parts)
     match reply.stop:
         case "refusal" | "filter":
             words = text.strip() or "the model gave no reason"
@@ -163,19 +155,13 @@ def answered(turn: Turn, reply: Reply) -> Turn:
 def received(turn: Turn, results: tuple[ToolResult, ...], sizes: Limits) -> Turn:
     """The turn after its tools answered; `sizes` are limits in bytes.
 
-    Results share half of the window, so that however many calls a step makes, it and one more fit.
+    Results share half of the window. A step of so many calls that it does not fit all the same is squeezed where the window
+    is cut, so that however many there were, the next request can be made.
     """
     handle = f"{turn.handle}.{turn.step}"
-    spoken = [_shown(part, handle, sizes.result) for part in turn.spoken]
-    limit = _shares([one.text for one in results], sizes.window // 2, sizes.result)
-    shown = [
-        ToolResult(one.id, shorten(one.text, f"{handle}.{number}", limit), one.is_error)
-        for number, one in enumerate(results, start=1)
-    ]
     names = ", ".join([f"{call.name}({one_line(call.args, 40)})" for call in turn.pending])
     outcome = "; ".join([("error: " if one.is_error else "") + one_line(one.text, 40) for one in results])
-    messages = (Message("assistant", tuple(spoken)), Message("user", tuple(shown)))
-    exchange = Exchange(turn.step, messages, _fenced_size(messages, handle), _line(turn, names, outcome))
+    exchange = performed(turn.step, turn.spoken, results, handle, _line(turn, names, outcome), sizes)
     return _kept(turn, exchange, pending=(), spoken=())
 
 
@@ -183,7 +169,7 @@ def advised(turn: Turn, text: str) -> Turn:
     """The turn with something the host says before the next request; a finished turn goes on."""
     if turn.finish is None:
         return replace(turn, advice=(*turn.advice, text))
-    words = _words(turn.spoken) or (Text(turn.finish.text or "(nothing)"),)
+    words = _words(turn.spoken) or (Text(turn.finish.text) if turn.finish.text else NOTHING,)
     exchange = _exchange(turn, words, text, "answer", turn.finish.text)
     return _kept(turn, exchange, finish=None, partial="", continuations=0, spoken=())
 
@@ -224,7 +210,7 @@ def windowed(turn: Turn, limit: int) -> Turn:
     lines = (exchange.line for exchange in turn.window[:gone])
     window = turn.window[gone:]
     if window and size > limit:
-        window = (_squeezed(window[-1], f"{turn.handle}.{window[-1].step}", limit),)
+        window = (squeezed(window[-1], f"{turn.handle}.{window[-1].step}", limit),)
         size = window[0].size
     return replace(
         turn,
@@ -270,6 +256,20 @@ def _cut_off(turn: Turn, text: str) -> Turn:
     return _kept(turn, exchange, partial=partial, continuations=turn.continuations + 1, spoken=())
 
 
+def _named(call: ToolCall) -> ToolCall:
+    """The call with a name and an id that every later request can carry; what is cut stays apart from any other."""
+    if len(call.name) <= _MAX_NAME and len(call.id) <= MAX_ID:
+        return call
+    return ToolCall(_capped(call.id, MAX_ID), _capped(call.name, _MAX_NAME), call.args)
+
+
+def _capped(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"{text[: limit - len(digest)]}{digest}"
+
+
 def _begun(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
     """The calls of a reply that was cut off. Arguments that never began are no empty ones: those might be meant."""
     *whole, last = calls
@@ -284,99 +284,6 @@ def _exchange(turn: Turn, words: tuple[Part, ...], said: str, what: str, outcome
 def _kept(turn: Turn, exchange: Exchange, **changes: Any) -> Turn:
     """The turn with one more exchange in its window."""
     return replace(turn, window=(*turn.window, exchange), window_size=turn.window_size + exchange.size, **changes)
-
-
-def _squeezed(exchange: Exchange, handle: str, limit: int) -> Exchange:
-    """The exchange in about `limit` bytes, its long texts shortened to what their handles bring back."""
-    said, told = exchange.messages
-    results = [part for part in told.parts if isinstance(part, ToolResult)]
-    texts = [one for one in map(_text_of, (*said.parts, *results)) if one]
-    share = _shares(texts, limit - exchange.size + sum(map(text_size, texts)), limit)
-    spoken = [_cut(part, handle, share) for part in said.parts]
-    heard = [_cut(part, f"{handle}.{number}", share) for number, part in enumerate(results, start=1)]
-    messages = (Message(said.role, tuple(spoken)), Message(told.role, tuple(heard) or told.parts))
-    return replace(exchange, messages=messages, size=_fenced_size(messages, handle))
-
-
-def _text_of(part: Part) -> str:
-    """What of a part may be long, and can be recalled."""
-    match part:
-        case Text() | ToolResult():
-            return part.text
-        case ToolCall():
-            return part.args
-    return ""
-
-
-def _cut(part: Part, handle: str, limit: int) -> Part:
-    match part:
-        case Text():
-            return Text(shorten(part.text, handle, limit, is_part=True))
-        case ToolResult():
-            return ToolResult(part.id, shorten(part.text, handle, limit, is_part=True), part.is_error)
-        case ToolCall() if not is_within(part.args, limit):
-            # Escapes of escapes: JSON in JSON takes up to twice the bytes.
-            return ToolCall(part.id, part.name, _shortened(part.args, handle, limit // 2))
-    return part
-
-
-def _shortened(args: str, handle: str, limit: int) -> str:
-    """Arguments as JSON, which they have to stay, that says no more than their beginning and end."""
-    return msgspec.json.encode({"shortened": shorten(args, handle, limit, is_part=True)}).decode()
-
-
-def _fenced_size(messages: tuple[Message, ...], handle: str) -> int:
-    """The bytes of an exchange once its results are fenced."""
-    results = sum(isinstance(part, ToolResult) for part in messages[-1].parts)
-    return size_of(messages) + results * (FENCE_SIZE + len(handle) + 4)
-
-
-def _shares(texts: list[str], room: int, most: int) -> int:
-    """How much each text may have so that all fit into `room`: small ones leave what they do not need to others."""
-    sizes = sorted(map(text_size, texts))
-    for number, size in enumerate(sizes):
-        share = room // (len(sizes) - number)
-        if size > share:
-            return max(min(share, most), _LEAST_RESULT)
-        room -= size
-    return most
-
-
-def _shown(part: Part, handle: str, limit: int) -> Part:
-    """A part of what the model said as it is shown to it again: the long texts among its arguments are shortened."""
-    if not isinstance(part, ToolCall) or is_within(part.args, limit):
-        return part
-    try:
-        value = msgspec.json.decode(part.args)
-    except msgspec.DecodeError:
-        value = {"malformed": part.args}
-    share = max(limit // max(_leaves(value), 1), _LEAST_RESULT)
-    args = msgspec.json.encode(_leaner(value, handle, share)).decode()
-    if text_size(args) > 2 * limit:
-        args = _shortened(part.args, handle, limit)
-    return ToolCall(part.id, part.name, args)
-
-
-def _leaner(value: Any, handle: str, limit: int) -> Any:
-    match value:
-        case str():
-            return shorten(value, handle, limit, is_part=True)
-        case dict():
-            return {key: _leaner(one, handle, limit) for key, one in value.items()}
-        case list():
-            return [_leaner(one, handle, limit) for one in value]
-        case _:
-            return value
-
-
-def _leaves(value: Any) -> int:
-    match value:
-        case dict():
-            return sum(_leaves(one) for one in value.values())
-        case list():
-            return sum(_leaves(one) for one in value)
-        case _:
-            return 1
 
 
 def _line(turn: Turn, what: str, outcome: str) -> str:

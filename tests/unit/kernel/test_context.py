@@ -346,6 +346,22 @@ def test_a_persona_that_leaves_no_room_is_a_visible_refusal() -> None:
     with pytest.raises(LimitRefused) as refused:
         build(Turn(1, "go"), live_of(system=("persona " * 20_000,)), LIMITS)
     assert refused.value.reason == "context_too_small"
+    assert re.search(r"takes about 53\d\d\d of 16000 tokens and leaves 0", refused.value.message)
+
+
+def test_a_refusal_names_the_limit_that_would_have_to_be_wider() -> None:
+    large = live_of(system=("persona " * 20_000,))
+    narrow = limits_of(Context(max_tokens=16_000), window=8_000, output=1_000)
+    for live, limits, told in (
+        (large, LIMITS, "context.max_tokens"),
+        (replace(large, context_window=8_000), narrow, "a model that can read more"),
+        (replace(large, context_window=200_000), LIMITS, "context.max_tokens"),
+        (live_of(added=(("House rules", "be kind " * 9_000),)), LIMITS, "hooks"),
+    ):
+        with pytest.raises(LimitRefused) as refused:
+            build(Turn(1, "go"), live, limits)
+        assert told in refused.value.hint
+        assert ("context.max_tokens" in refused.value.hint) == (limits is LIMITS)
 
 
 def test_a_file_is_shown_as_it_is_now_and_fenced() -> None:

@@ -10,6 +10,7 @@ from atlas.kernel.token import Limits, size_of, text_size
 from atlas.kernel.turn import (
     MAX_CONTINUATIONS,
     MAX_DROPPED_LINES,
+    MAX_ID,
     MAX_OPEN_NOTES,
     NOTE_SIZE,
     Ask,
@@ -202,6 +203,23 @@ def test_arguments_of_any_shape_are_bounded(args: str) -> None:
     [part] = turn.window[0].messages[0].parts
     assert isinstance(part, ToolCall)
     msgspec.json.decode(part.args)
+
+
+def test_names_and_ids_that_no_server_should_make_are_kept_short_and_apart() -> None:
+    made = (
+        ToolCall("c" * 60_000, "n" * 60_000, "{}"),
+        ToolCall("c" * 60_001, "fetch", "{}"),
+        ToolCall("c2", "f", "{}"),
+    )
+    turn = answered(Turn(1, "go"), reply(*made, stop="tool_call"))
+    assert turn.pending == turn.spoken
+    first, second, third = turn.pending
+    assert max(map(len, (first.id, first.name, second.id))) <= MAX_ID
+    assert first.id != second.id
+    assert len(first.name) > len("n" * 64), "a name that was cut must not be a tool's"
+    assert (second.name, third) == ("fetch", made[2])
+    turn = received(turn, tuple(ToolResult(one.id, "no") for one in turn.pending), SIZES)
+    assert turn.window[0].size < 6 * MAX_ID
 
 
 def test_the_size_of_an_exchange_is_what_it_takes_in_a_request() -> None:
