@@ -8,6 +8,7 @@ terms, rank       what to look for in a question, and which pieces answer it bes
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -31,20 +32,35 @@ _UNSPACED: Final = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
     r"\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 )
-_LETTER: Final = re.compile(f"[{_UNSPACED}]")
-_WORD: Final = re.compile(rf"(?=\w)[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+# Vowels and other signs that are written onto letters; without them a word would be another one.
+_SIGNS: Final = "".join(
+    chr(code)
+    for code in (*range(0x700, 0x1CFF), *range(0x3099, 0x309B), *range(0xA800, 0xAC00))
+    if unicodedata.category(chr(code)) in ("Mn", "Mc")
+)
+# The first group is a letter that is a word by itself.
+_WORD: Final = re.compile(rf"((?=\w)[{_UNSPACED}][{_SIGNS}]*)|(?:(?![{_UNSPACED}])[\w{_SIGNS}])+")
+# Accents of Latin, Greek and Cyrillic, points of Hebrew, vowels of Arabic and the stroke that lengthens its words: people
+# write them or not. The breve stays where it makes a letter of its own.
+_ACCENT: Final = re.compile(
+    r"(?<![\u0418\u0438])\u0306|[\u0300-\u0305\u0307-\u036f\u0483-\u0487\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
+    r"\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u1ab0-\u1aff\u1dc0-\u1dff]"
+)
+# Letters and digits in another shape: joined, as Arabic was once printed, full or half width.
+_SHAPED: Final = re.compile(r"[\ufb00-\ufdff\ufe70-\ufefc\uff01-\uffdc]+")
 _GAP: Final = "\u200b"
 _SENTENCE: Final = re.compile(r"(?<=[.!?;])\s+|\n+|(?<=。|！|？|；)")
 _SENTENCE_BYTES: Final = re.compile(_SENTENCE.pattern.encode())
 _SPACE_BYTES: Final = re.compile(rb"\s+")
 # Words that carry no meaning of their own would match everything.
 _STOP: Final = frozenset(
-    _WORD.findall(
+    re.findall(
+        r"\w+",
         "a about after again all also am an and any are as at be been before but by can come could did do does done for "
         "from get give go got had has have he her here him his how i if in into is it its just know let like made make "
         "may me might more my no not now of on one or our out over please said say she should so some still tell than "
         "that the their them then there these they this those to told too up us was we were what when where which while "
-        "who whom why will with would you your"
+        "who whom why will with would you your",
     )
 )
 
@@ -187,19 +203,35 @@ def _fresh_start(data: bytes, first: int, last: int) -> int:
     return first
 
 
+def folded(text: str) -> str:
+    """The text in the one form in which words are compared: however it was encoded, and whether it has accents or not."""
+    if text.isascii():
+        return text
+    plain = _SHAPED.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
+    return unicodedata.normalize("NFC", _ACCENT.sub("", unicodedata.normalize("NFD", plain)))
+
+
 def spread(text: str) -> str:
-    """The text for a store that finds words: where no spaces part them, each letter is made a word, and pairs of them tell."""
-    return text if text.isascii() else _LETTER.sub(rf"\g<0>{_GAP}", text)
+    """The text for a store that finds words: folded, and where no spaces part them, each letter is made a word."""
+    if text.isascii():
+        return text
+    parted = _WORD.sub(lambda word: f"{_GAP}{word[0]}{_GAP}" if word[1] else word[0], folded(text))
+    return parted.replace(2 * _GAP, _GAP)
 
 
 def gathered(text: str) -> str:
-    """A text that was spread, as it was before."""
+    """A text that was spread, as it was before, but for what folding changed."""
     return text if text.isascii() else text.replace(_GAP, "")
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text as they are compared."""
+    return [word[0].lower() for word in _WORD.finditer(folded(text))]
 
 
 def query_of(question: str) -> Query:
     """The words of a question that carry its meaning, each once; all of them when none does."""
-    said = [word.lower() for word in _WORD.findall(question)]
+    said = _words(question)
     telling = dict.fromkeys(word for word in said if word not in _STOP)
     words = tuple(telling or dict.fromkeys(said))[:MOST_WORDS]
     pairs = dict.fromkeys(pair for pair in pairwise(said) if pair[0] in telling and pair[1] in telling)
@@ -262,7 +294,7 @@ def _sentences(text: str) -> Iterator[tuple[int, int]]:
 
 def _share(query: Query, text: str) -> int:
     """How much of a question a text has: its words, and twice as much pairs that still stand together."""
-    words = [_stem(word.lower()) for word in _WORD.findall(text)]
+    words = [_stem(word) for word in _words(text)]
     wanted = {_stem(word) for word in query.words}
     pairs = {(_stem(one), _stem(other)) for one, other in query.pairs}
     return len(wanted.intersection(words)) + 2 * len(pairs.intersection(pairwise(words)))

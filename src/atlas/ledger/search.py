@@ -15,7 +15,7 @@ from atlas.ledger.migrate import split
 from atlas.ledger.sqlite_error import is_busy, primary_code
 from atlas.ledger.statement import load_migrations, load_statements
 
-_VERSION: Final = 4
+_VERSION: Final = 5
 _BUSY_S: Final = 10.0
 _STORE: Final = "search"
 _BROKEN: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -69,6 +69,7 @@ class SqliteIndex:
                         *map(spread, (passage.title, passage.near, passage.text)),
                         _mark(number, passage.is_retold),
                         *(passage.handle, passage.start, passage.at),
+                        *map(_unlike, (passage.title, passage.text)),
                     ),
                 )
             db.execute(self._sql["put_run"], (run.run_id, number, run.turn, run.title, run.seq, run.is_over))
@@ -85,8 +86,8 @@ class SqliteIndex:
             found: list[Candidate] = []
             for is_retold in (False, True):
                 match = f"scope : {_mark(row[0], is_retold)} AND {{title near text}} : ({wanted})"
-                for handle, start, title, text, at, score in db.execute(self._sql["find"], (match, limit)):
-                    passage = Passage(handle, start, gathered(title), gathered(text), at, is_retold=is_retold)
+                for *kept, score in db.execute(self._sql["find"], (match, limit)):
+                    passage = _passage(*kept, is_retold=is_retold)
                     found.append(Candidate(passage, score))
         return found
 
@@ -197,6 +198,28 @@ class SqliteIndex:
 
 def _version(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _passage(
+    handle: str,
+    start: int,
+    at: int,
+    title: str,
+    text: str,
+    own_title: str | None,
+    own_text: str | None,
+    *,
+    is_retold: bool,
+) -> Passage:
+    """A passage as it was added."""
+    title = gathered(title) if own_title is None else own_title
+    text = gathered(text) if own_text is None else own_text
+    return Passage(handle, start, title, text, at, is_retold=is_retold)
+
+
+def _unlike(text: str) -> str | None:
+    """The text itself when it cannot be had back from what is searched."""
+    return None if gathered(spread(text)) == text else text
 
 
 def _mark(scope: int, is_retold: bool) -> str:

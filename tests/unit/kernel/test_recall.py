@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from atlas.kernel.recall import (
     Candidate,
     Handle,
     Passage,
+    folded,
     gathered,
     parse_handle,
     passages,
@@ -21,6 +24,10 @@ from atlas.kernel.recall import (
     rank,
     spread,
 )
+
+
+def nfd(text: str) -> str:
+    return unicodedata.normalize("NFD", text)
 
 
 @pytest.mark.parametrize("text", ["t1", "t12.3", "t12.3.2", "t12.0", "t0.1"])
@@ -68,9 +75,57 @@ def test_a_query_keeps_what_carries_meaning_and_what_stands_together() -> None:
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=200))
-def test_a_text_that_was_spread_is_gathered_again(text: str) -> None:
+def test_a_text_that_was_spread_is_gathered_again_but_for_what_folding_changed(text: str) -> None:
     text = text.replace("\u200b", "")
-    assert gathered(spread(text)) == text
+    assert gathered(spread(text)) == folded(text)
+    assert folded(folded(text)) == folded(text)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=60))
+def test_a_text_has_the_same_words_in_every_encoding_of_it(text: str) -> None:
+    assert query_of(text) == query_of(nfd(text)) == query_of(folded(text))
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("résumé Việt phở", nfd("résumé Việt phở")),
+        ("커피포트는 계단", nfd("커피포트는 계단")),
+        ("がぎ パン", nfd("がぎ パン")),
+        ("resume naivete", "résumé naïveté"),
+        ("القهوة أحمد", "القَهْوَة احمد"),
+        ("שלום", "שָׁלוֹם"),
+        ("καφες", "καφές"),
+        ("еще", "ещё"),
+        ("istanbul", "İstanbul"),
+        ("ERR 4471", "ＥＲＲ ４４７１"),
+        ("コーヒー", "ｺｰﾋｰ"),
+        ("file office", "ﬁle oﬃce"),
+        ("हिन्दी \u0958लम", "हिन्दी \u0915\u093cलम"),
+    ],
+)
+def test_a_word_is_the_same_however_it_is_encoded_or_accented(one: str, other: str) -> None:
+    assert one != other
+    assert query_of(one) == query_of(other)
+    [found] = rank(query_of(one), [candidate("t1.1", f"Nothing here. And here: {other}. No.")], 5)
+    assert found.snippet == f"And here: {other}. No."
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [("мой", "мои"), ("की", "का"), ("केतली", "कतला"), ("กี่", "กู่"), ("か", "が"), ("가", "각"), ("ŋ", "n"), ("x²", "x2")],
+)
+def test_marks_that_make_another_word_are_kept(one: str, other: str) -> None:
+    assert query_of(one) != query_of(other)
+    assert query_of(nfd(one)) != query_of(nfd(other))
+
+
+def test_a_word_written_with_vowel_signs_is_one_word() -> None:
+    assert query_of("हिन्दी में केतली").words == ("हिन्दी", "में", "केतली")
+
+
+def test_signs_beside_a_word_do_not_become_part_of_it() -> None:
+    assert query_of("Kettle™ and lantern… №5").words == query_of("kettle lantern 5").words
 
 
 def candidate(handle: str, text: str, score: float = 1.0, at: int = 1, title: str = "", **more: bool) -> Candidate:

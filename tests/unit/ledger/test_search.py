@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+import unicodedata
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import pytest
 
 from atlas.kernel.errors import LedgerUnavailable
 from atlas.kernel.recall import Indexed, Passage, query_of
 from atlas.ledger.search import SqliteIndex
+
+Form: TypeAlias = Literal["NFC", "NFD"]
 
 
 @pytest.fixture
@@ -37,6 +41,39 @@ def find(index: SqliteIndex, words: str, scope: str = "ses_a", limit: int = 10) 
 def test_finds_words_in_any_form_and_case(index: SqliteIndex) -> None:
     put(index, 1, "The Kettles are boiling.", "Nothing here.")
     assert find(index, "boil kettle") == ["t1.0"]
+
+
+@pytest.mark.parametrize(
+    "told, asked",
+    [
+        ("Das Résumé liegt in Việt Nam, bei phở.", "phở résumé"),
+        ("القهوة في الخزانة", "القَهْوَة"),
+        ("Room ４４７１ is closed.", "4471"),
+        ("커피포트는 계단 아래에 있다", "커피포트"),
+        ("2024年Dockerを使う", "docker 2024"),
+        ("हिन्दी में केतली सीढ़ी के नीचे है", "केतली"),
+        ("กาน้ำร้อนอยู่ใต้บันได", "น้ำร้อน"),
+        ("Мой чайник ещё горячий.", "мой еще"),
+    ],
+)
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("asked_form", ["NFC", "NFD"])
+def test_finds_words_however_they_are_encoded_and_gives_them_back_as_they_are(
+    index: SqliteIndex, told: str, asked: str, form: Form, asked_form: Form
+) -> None:
+    told = unicodedata.normalize(form, told)
+    put(index, 1, told, title=f"t1 {told}")
+    put(index, 2, "मैं चाय कतल है", "อยู่ร่อน", "мои")
+    found = index.find("ses_a", query_of(unicodedata.normalize(asked_form, asked)), 10)
+    assert [(one.passage.handle, one.passage.text, one.passage.title) for one in found][:1] == [
+        ("t1.0", told, f"t1 {told}")
+    ]
+
+
+def test_a_vowel_sign_tells_words_apart(index: SqliteIndex) -> None:
+    put(index, 1, "केतली यहाँ")
+    assert find(index, "कातला") == []
+    assert find(index, "केतली") == ["t1.0"]
 
 
 def test_finds_what_only_the_title_says(index: SqliteIndex) -> None:

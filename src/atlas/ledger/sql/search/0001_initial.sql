@@ -21,6 +21,8 @@ CREATE TABLE piece (
 );
 CREATE INDEX piece_by_run ON piece (run_id);
 
+-- own_title and own_text are as they were recorded, where the columns that are searched differ from it.
 CREATE VIRTUAL TABLE passage USING fts5(
-    title, near, text, scope, handle UNINDEXED, start UNINDEXED, at UNINDEXED, tokenize = 'porter unicode61'
+    title, near, text, scope, handle UNINDEXED, start UNINDEXED, at UNINDEXED, own_title UNINDEXED, own_text UNINDEXED,
+    tokenize = 'porter unicode61 categories ''L* N* Co Mn Mc'''
 );

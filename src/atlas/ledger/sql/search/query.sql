@@ -45,8 +45,9 @@ DELETE FROM piece WHERE run_id = ?;
 INSERT INTO piece (run_id) VALUES (?);
 
 -- name: add_passage
-INSERT INTO passage (rowid, title, near, text, scope, handle, start, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO passage (rowid, title, near, text, scope, handle, start, at, own_title, own_text)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: find
-SELECT handle, start, title, text, at, -bm25(passage, 2.0, 0.5, 1.0, 0.0) AS score
+SELECT handle, start, at, title, text, own_title, own_text, -bm25(passage, 2.0, 0.5, 1.0, 0.0) AS score
 FROM passage WHERE passage MATCH ? ORDER BY score DESC, at DESC LIMIT ?;
