@@ -35,8 +35,10 @@ def test_a_session_of_100_turns_keeps_every_promise() -> None:
     assert report.bounds.largest_tokens <= report.token_caps["total"]
     assert report.bounds.shared_prefix >= 0.85
     assert report.bounds.transcript_bytes_at_end > 20 * report.bounds.median_bytes_late
-    assert report.handles_printed > 100
-    assert report.handles_unresolved == 0
+    assert report.handles.printed > 100
+    assert report.handles.places > 10
+    assert (report.handles.unresolved, report.handles.misplaced, report.handles.hits_astray) == (0, 0, 0)
+    assert report.session_bytes_late <= report.session_bytes_early * context_bench.SESSION_LIMIT
 
 
 def test_the_same_seed_draws_the_same_world() -> None:
@@ -76,6 +78,16 @@ def test_facts_are_planted_as_the_bench_promises() -> None:
     deep = next(fact for fact in facts if fact.kind == "deep")
     document = max(world.happening(deep.plants[-1].turn).documents, key=len)
     assert 40_000 < document.index(deep.value) < 60_000 < 100_000 <= len(document)
+
+
+def test_what_happened_twice_in_the_same_words_happened_nowhere_else() -> None:
+    world = World(11, 1_000, 200)
+    first, second = world.twins
+    assert world.happening(first) == world.happening(second)
+    planted = {plant.turn for fact in world.facts for plant in fact.plants}
+    assert not planted.intersection(world.twins)
+    told = [turn for turn in range(1, 1_001) if world.twin_code in "".join(world.happening(turn).documents)]
+    assert told == [first, second]
 
 
 def request_with(*results: str, question: str = "Which code belongs to the brass lantern?") -> Request:

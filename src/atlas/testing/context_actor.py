@@ -12,11 +12,13 @@ from typing import Final, TypeAlias
 import msgspec
 
 from atlas.kernel.model import Asked, Attempt, OnDelta, Part, Reply, Request, Tab, Text, ToolCall, ToolResult, Usage
+from atlas.testing.context_audit import answer_problems, note_problems, shown_texts
 from atlas.testing.context_finder import UNKNOWN, next_move
 from atlas.testing.context_meter import Meter, count_tokens
 from atlas.testing.context_world import Happening
 
 MODEL: Final = "scripted:bench"
+NOTES_CHECKED: Final = 4
 Script: TypeAlias = Callable[[Request], tuple[Part, ...]]
 
 _AGENT: Final = """\
@@ -63,6 +65,8 @@ class Actor:
         self.calls = 0
         self.complaints: list[str] = []
         self.largest_recall = 0
+        self._notes: dict[str, bool] = {}
+        self._answer = ""
         self._script: Script = lambda request: (Text(UNKNOWN),)
         self._documents = root / "documents"
         _write_vault(root, self._documents)
@@ -70,9 +74,13 @@ class Actor:
     async def ask(self, choice: str, request: Request, on_delta: OnDelta, tab: Tab | None = None) -> Asked:
         """The next parts of the script, with usage as a provider would count it."""
         tokens = self.meter.asked(self.turn, request)
+        if request.step == 1:
+            self._check_carried(request)
         parts = self._script(request)
         self.meter.said(parts)
         is_calling = any(isinstance(part, ToolCall) for part in parts)
+        if not is_calling:
+            self._answer = "".join(part.text for part in parts if isinstance(part, Text))
         usage = Usage(tokens, 1 + len(msgspec.json.encode(parts)) // 4)
         reply = Reply(parts, "tool_call" if is_calling else "end", usage, MODEL, is_scripted=True)
         attempt = Attempt(MODEL, usage)
@@ -88,7 +96,7 @@ class Actor:
                 return (Text(happening.reply),)
             text = happening.documents[request.step - 1]
             fetch = self._fetch(f"{turn}-{request.step}", text)
-            return (fetch, *_note(turn)) if request.step == 1 else (fetch,)
+            return (fetch, *self._note(turn)) if request.step == 1 else (fetch,)
 
         self._begin(turn, happening.user, script)
 
@@ -121,6 +129,26 @@ class Actor:
         self._script = script
         self.meter.said(user)
 
+    def _note(self, turn: int) -> tuple[ToolCall, ...]:
+        """Every tenth turn opens a requirement, and five turns later it is met."""
+        if turn % 5:
+            return ()
+        is_open = turn % 10 == 0
+        name = f"part {turn if is_open else turn - 5}"
+        text = f"{name} has to be checked twice"
+        notes = {**self._notes, f"- [ ] requirement {name}: {text}": is_open}
+        self._notes = dict(list(notes.items())[-NOTES_CHECKED:])
+        note = {"kind": "requirement", "key": name, "text": text, "status": "open" if is_open else "done"}
+        return (ToolCall(f"note_{turn}", "note", msgspec.json.encode(note).decode()),)
+
+    def _check_carried(self, request: Request) -> None:
+        """The last notes are carried while they are open, and the last answer is shown."""
+        carried, closed = (
+            [line for line, is_open in self._notes.items() if is_open is wanted] for wanted in (True, False)
+        )
+        found = [*note_problems(request, carried, closed), *answer_problems(request, self._answer)]
+        self.complaints += [f"t{self.turn}: {one}" for one in found]
+
     def _fetch(self, name: str, text: str) -> ToolCall:
         # Not by Path, which remembers every name it ever saw: memory is among the things measured here.
         with open(f"{self._documents}/{name}", "w", encoding="utf-8") as file:
@@ -131,9 +159,7 @@ class Actor:
 
 def unread(parts: tuple[Part, ...], request: Request) -> list[str]:
     """What the parts use that does not occur in the request: a finder that knows more than it was shown."""
-    shown = "\n".join(
-        part.text for message in request.messages for part in message.parts if isinstance(part, Text | ToolResult)
-    )
+    shown = "\n".join(shown_texts(request))
     used: list[str] = []
     for part in parts:
         if isinstance(part, Text) and part.text != UNKNOWN:
@@ -146,16 +172,6 @@ def unread(parts: tuple[Part, ...], request: Request) -> list[str]:
 
 def _pages(request: Request) -> list[str]:
     return [part.text for message in request.messages for part in message.parts if isinstance(part, ToolResult)]
-
-
-def _note(turn: int) -> tuple[ToolCall, ...]:
-    """Every tenth turn opens a requirement, and five turns later it is met."""
-    if turn % 5:
-        return ()
-    status = "open" if turn % 10 == 0 else "done"
-    name = f"part {turn if status == 'open' else turn - 5}"
-    note = {"kind": "requirement", "key": name, "text": f"{name} has to be checked twice", "status": status}
-    return (ToolCall(f"note_{turn}", "note", msgspec.json.encode(note).decode()),)
 
 
 def _write_vault(root: Path, documents: Path) -> None:

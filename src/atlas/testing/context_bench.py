@@ -22,19 +22,28 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from atlas.control.account import session_left
 from atlas.control.host import Host
 from atlas.control.recall import Recall
-from atlas.kernel.token import Limits
+from atlas.kernel.token import DEFAULT_RATE, Limits, is_within
 from atlas.ledger.search import SqliteIndex
 from atlas.testing.context_actor import Actor
+from atlas.testing.context_audit import (
+    ReadPage,
+    hit_problems,
+    order_problem,
+    page_problems,
+    place_problems,
+    recorded_texts,
+)
 from atlas.testing.context_meter import Seen, per_turn, slope
 from atlas.testing.context_rebuild import (
     Asked,
-    handles_under_random_budgets,
+    handles_in,
     is_identical,
     read_requests,
     time_builds,
-    unresolved,
+    under_random_budgets,
 )
 from atlas.testing.context_words import load_words, prose
 from atlas.testing.context_world import World
@@ -49,6 +58,9 @@ LONG_ENOUGH: Final = 500
 BUILD_LIMIT_MS: Final = 1.0
 MEMORY_LIMIT: Final = 1.1
 SHARED_LIMIT: Final = 0.85
+SESSION_LIMIT: Final = 1.25
+BUDGETS: Final = 300
+SEARCHES: Final = 20
 _CODE: Final = re.compile(r"[A-Z]{3}-\d{5}")
 
 Opener: TypeAlias = Callable[[Path, Actor], AbstractAsyncContextManager[Host]]
@@ -69,6 +81,22 @@ class Bounds(msgspec.Struct, frozen=True):
     long_turn_largest_tokens: int
     long_turn_shared_prefix: float
     shared_prefix: float
+
+
+class Handles(msgspec.Struct, frozen=True):
+    """What requests of any size print, and how much of it does not lead to what was recorded.
+
+    `places` are texts that say at which byte they go on, `hits` those of a search.
+    """
+
+    printed: int
+    unresolved: int
+    places: int
+    misplaced: int
+    searches: int
+    hits_astray: int
+    budgets_tried: int
+    budgets_refused: int
 
 
 class Recalled(msgspec.Struct, frozen=True):
@@ -95,10 +123,9 @@ class ContextReport(msgspec.Struct, frozen=True):
     requests_rebuilt_identically: str
     resident_mb_early: float
     resident_mb_late: float
-    handles_printed: int
-    handles_unresolved: int
-    budgets_tried: int
-    budgets_refused: int
+    session_bytes_early: int
+    session_bytes_late: int
+    handles: Handles
     recall: Recalled
     seconds: float
     complaints: tuple[str, ...]
@@ -145,7 +172,8 @@ class Bench:
         recalled = await self._questions(host)
         bounds = self._bounds()
         built, identical = await self._rebuilt(host)
-        printed, missing, refused, tried = await self._handles(host)
+        handles = await self._handles(host)
+        sessions = await self._sessions(host)
         # Later than for sizes: the ledger's caches take a few hundred turns until they are full.
         early, late = self._range(self._resident, max(self._turns * 3 // 10, 25))
         self._expect(late <= early * MEMORY_LIMIT, f"resident memory grew from {early:.0f} to {late:.0f} MB")
@@ -161,10 +189,9 @@ class Bench:
             requests_rebuilt_identically=identical,
             resident_mb_early=round(early, 1),
             resident_mb_late=round(late, 1),
-            handles_printed=printed,
-            handles_unresolved=missing,
-            budgets_tried=tried,
-            budgets_refused=refused,
+            session_bytes_early=round(sessions[0]),
+            session_bytes_late=round(sessions[1]),
+            handles=handles,
             recall=recalled,
             seconds=round(time.monotonic() - began, 1),
             complaints=complaints[:20],
@@ -274,25 +301,81 @@ class Bench:
         self._expect(same == len(requests), f"only {same} of {len(requests)} requests are built again as they were")
         return median(time_builds(last, self._limits, 50)), f"{same} of {len(requests)}"
 
-    async def _handles(self, host: Host) -> tuple[int, int, int, int]:
-        """How many handles requests print under budgets of any size, and how many of them lead nowhere."""
+    async def _handles(self, host: Host) -> Handles:
+        """Whether all that requests print under budgets of any size, and what searches print, leads where it says."""
         random = Random(self._seed)
+        turns = [*self._some_turns(random), self._turns, self._turns + 1]
         requests: list[Asked] = []
-        for turn in (*random.sample(range(1, self._turns), min(20, self._turns - 1)), self._turns, self._turns + 1):
+        for turn in turns:
             requests += await read_requests(host.ledger, self._runs[turn], turn, self._limits)
-        printed, refused = handles_under_random_budgets(requests, random, tried := 300)
+        built, refused = under_random_budgets(requests, random, BUDGETS)
+        printed = set[str]().union(*map(handles_in, built))
+        recorded: dict[str, str] = {}
+        for turn in {int(handle[1:].partition(".")[0]) for handle in printed if handle[1:2].isdigit()}:
+            recorded |= await recorded_texts(host.ledger, self._runs[turn], turn)
         index = SqliteIndex(self._root / ".atlas" / "index.db")
+        recall, last = Recall(host.ledger, index), self._runs[max(self._runs)]
+
+        async def read(handle: str, start: int) -> str:
+            text = (await recall.by_handle(last, handle, start, self._limits.recall, DEFAULT_RATE)).text
+            self._expect(is_within(text, int(self._limits.recall * DEFAULT_RATE)), f"a page of {handle} is too long")
+            return text
+
         try:
-            missing = await unresolved(Recall(host.ledger, index), self._runs[max(self._runs)], printed)
+            lost = [await page_problems(read, handle, recorded.get(handle)) for handle in sorted(printed)]
+            astray = await self._searched(recall, last, read)
         finally:
             index.close()
-        self._complaints += [f"the handle {handle} leads nowhere" for handle in missing]
-        return len(printed), len(missing), refused, tried
+        places = [place_problems(request, recorded) for request in built]
+        checked, misplaced = sum(one for one, _ in places), {one for _, found in places for one in found}
+        self._expect(checked > 0, "no shortened text says where it goes on")
+        self._complaints += [*(one for found in lost for one in found), *sorted(misplaced), *astray]
+        return Handles(
+            printed=len(printed),
+            unresolved=sum(map(bool, lost)),
+            places=checked,
+            misplaced=len(misplaced),
+            searches=SEARCHES + 1,
+            hits_astray=len(astray),
+            budgets_tried=BUDGETS,
+            budgets_refused=refused,
+        )
+
+    def _some_turns(self, random: Random) -> list[int]:
+        """Turns of every kind: some drawn, and some that told more than a request shows."""
+        long = [fact.plants[-1].turn for fact in self._world.facts if fact.kind == "deep"]
+        return [*random.sample(range(1, self._turns), min(20, self._turns - 1)), *long[:3]]
+
+    async def _searched(self, recall: Recall, run_id: str, read: ReadPage) -> list[str]:
+        """What is wrong with the hits of searches, in the order in which recall puts them."""
+        problems: list[str] = []
+        for fact in self._world.facts[:SEARCHES]:
+            problems += await hit_problems(
+                read, await recall.by_words(run_id, fact.question, self._limits.recall, DEFAULT_RATE)
+            )
+        twins = await recall.by_words(run_id, self._world.twin_code, self._limits.recall, DEFAULT_RATE)
+        return [*problems, *await hit_problems(read, twins), *order_problem(twins, max(self._world.twins))]
+
+    async def _sessions(self, host: Host) -> tuple[float, float]:
+        """How large what turns leave to the next one is in the beginning and in the end."""
+        sizes: dict[int, float] = {}
+        for turn in self._compared():
+            run = await host.ledger.run(self._runs[turn])
+            left = await session_left(host.ledger, run.run_id, run.head_seq)
+            sizes[turn] = len(msgspec.json.encode(left))
+        early, late = self._range(sizes, self._early)
+        self._expect(late <= early * SESSION_LIMIT, f"what a turn leaves grew from {early:.0f} to {late:.0f} bytes")
+        return early, late
 
     @property
     def _early(self) -> int:
         """The first turn that is compared: by then the session is as full as it gets."""
         return max(self._turns // 10, 25)
+
+    def _compared(self) -> list[int]:
+        """The turns of a tenth of all that begins with `_early`, and of the last tenth."""
+        tenth = self._turns // 10
+        return [*range(self._early, self._early + tenth + 1), *range(self._turns - tenth, self._turns + 1)]
 
     def _range(self, values: dict[int, float], first: int) -> tuple[float, float]:
         """The medians of a tenth of all turns that begins with `first`, and of the last tenth."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from contextlib import suppress
 from random import Random
 from typing import Final
 
@@ -13,20 +14,19 @@ import msgspec
 from atlas.control.account import error_text, handle_of, user_text
 from atlas.control.history import bodies
 from atlas.control.payload import unpack
-from atlas.control.recall import Recall
 from atlas.kernel.context import Live, build
 from atlas.kernel.contract import Context
 from atlas.kernel.errors import LimitRefused
 from atlas.kernel.event import EffectIntended, EffectReceived, RunCreated
-from atlas.kernel.model import Request, Text, ToolCall, ToolResult
+from atlas.kernel.model import Request, ToolCall, ToolResult
 from atlas.kernel.port import Ledger
 from atlas.kernel.recall import Handle
 from atlas.kernel.token import Heard, Limits, limits_of, lowered
 from atlas.kernel.tool import ToolOutcome
 from atlas.kernel.turn import Turn, answered, note_of, noted, received, windowed
+from atlas.testing.context_audit import shown_texts
 
 _HANDLE: Final = re.compile(r"handle='([^']+)'|\b(t\d+(?:\.\d+){0,2})\b")
-_NOT_RESOLVED: Final = "There is no "
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -95,38 +95,21 @@ def time_builds(requests: list[Asked], limits: Limits, times: int) -> list[float
     return took
 
 
-def handles_under_random_budgets(requests: list[Asked], random: Random, times: int) -> tuple[set[str], int]:
-    """Every handle that `times` requests print when each is built under a budget of its own; how many were refused."""
-    printed: set[str] = set()
-    refused = 0
+def under_random_budgets(requests: list[Asked], random: Random, times: int) -> tuple[list[Request], int]:
+    """`times` requests, each built under a budget of its own, and how many of them were refused instead."""
+    built: list[Request] = []
     for _ in range(times):
         asked = random.choice(requests)
         limits = limits_of(Context(max_tokens=random.randint(1_000, 40_000)))
         turn = windowed(asked.turn, limits.at(asked.live.bytes_per_token).window)
-        try:
-            printed |= handles_in(build(turn, asked.live, limits).request)
-        except LimitRefused:
-            refused += 1
-    return printed, refused
+        with suppress(LimitRefused):
+            built.append(build(turn, asked.live, limits).request)
+    return built, times - len(built)
 
 
 def handles_in(request: Request) -> set[str]:
     """Every handle that a request prints."""
-    found: set[str] = set()
-    for message in request.messages:
-        for part in message.parts:
-            if isinstance(part, Text | ToolResult):
-                found |= {named or bare for named, bare in _HANDLE.findall(part.text)}
-    return found
-
-
-async def unresolved(recall: Recall, run_id: str, handles: set[str]) -> list[str]:
-    """The handles that bring nothing back."""
-    missing = []
-    for handle in sorted(handles):
-        if (await recall.by_handle(run_id, handle, 0, 1_000, 3.0)).text.startswith(_NOT_RESOLVED):
-            missing.append(handle)
-    return missing
+    return {named or bare for text in shown_texts(request) for named, bare in _HANDLE.findall(text)}
 
 
 async def _result(ledger: Ledger, body: EffectReceived) -> ToolResult:

@@ -3,7 +3,7 @@
 A fact is a statement with a value. Most are about a thing ("the brass lantern") and stand among twenty statements
 that each share a word with it. The others have no name of their own: only the title of their turn says what they are
 about, among hundreds of titles that each share a word with it. A third is stated again later with another value, which
-then is the one that counts. Everything is drawn from one seed, a turn at a time, so that a long bench needs no memory.
+then is the one that counts. Two turns are the same, word for word, and have a code that no other turn has. Everything is drawn from one seed, a turn at a time, so that a long bench needs no memory.
 """
 
 from __future__ import annotations
@@ -104,16 +104,21 @@ class World:
         self._asked_topics = (places[:half], works[:half])
         self._other_topics = (places[half:], works[half:])
         self.facts = self._facts(random, facts)
+        # No fact is planted in these, and none of them takes a note.
+        self.twins = (1, turns - (turns % 5 == 0))
+        self.twin_code = new_value(random)
         self._planted = {plant.turn: (fact, plant) for fact in self.facts for plant in fact.plants}
 
     def happening(self, turn: int) -> Happening:
         """What happens in a turn; the same each time it is asked for."""
-        random = Random(f"{self._seed}/{turn}")
+        random = Random(f"{self._seed}/{'twin' if turn in self.twins else turn}")
         user = f" {prose(random, self._filler, random.randint(60, 200))}"
         reply = f"That is done. {prose(random, self._filler, random.randint(120, 320))}"
         if turn not in self._planted:
             topic = self._other_pair(random, self._asked_topics, self._other_topics)
             documents = [self._document(random) for _ in range(DOCUMENTS)]
+            if turn in self.twins:
+                documents[0] += f"\nThe dial stood at {self.twin_code}."
             return Happening(random.choice(_OPENINGS).format(key=topic) + user, tuple(documents), reply)
         fact, plant = self._planted[turn]
         topic = fact.key if fact.by_title else self._other_pair(random, self._asked_topics, self._other_topics)
