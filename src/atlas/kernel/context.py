@@ -27,7 +27,7 @@ from atlas.kernel.model import Image, Message, Part, Request, Text, ToolResult, 
 from atlas.kernel.token import DEFAULT_RATE, MAX_OUTPUT, Calibration, Limits, count, size_of, text_size
 from atlas.kernel.turn import Note, Turn, windowed
 
-BUILDER_VERSION: Final = 3
+BUILDER_VERSION: Final = 4
 TURNS: Final = "turns"
 NOTES: Final = "notes"
 EARLIER: Final = "Earlier turns, newest last"
@@ -327,9 +327,7 @@ def _stable_blocks(turn: Turn, session: Session, sizes: Limits) -> Iterator[Bloc
         handle = f"t{session.recent[0].turn}"
         title = f"The last exchanges, word for word (recall(handle='{handle}') and later ones show the steps between):"
         yield _lines("last exchanges", title, said, 50, handle, sizes.session * 2 // 5)
-    if session.notes:
-        title = f"Open notes (recall(handle='{NOTES}') shows all):"
-        yield _lines("notes", title, tuple(note.line for note in session.notes), 80, NOTES, sizes.session * 2 // 5)
+    yield from _note_blocks(session.notes, "Open notes", "", sizes.session * 2 // 5)
     for given in turn.files:
         if given.file.media_type == TEXT:
             yield _given_block(given, sizes.user)
@@ -343,13 +341,22 @@ def _volatile_blocks(turn: Turn, live: Live, sizes: Limits) -> Iterator[Block]:
     """What may change with each request: live files, notes of this turn, what hooks add, the host's advice."""
     for file in live.files:
         yield _file_block(file, sizes.tail // 2)
-    if turn.notes:
-        title = f"Notes of this turn (recall(handle='{NOTES}') shows all):"
-        yield _lines("turn notes", title, tuple(one.line for one in turn.notes.values()), 80, NOTES, sizes.tail // 2)
+    yield from _note_blocks(tuple(turn.notes.values()), "Notes of this turn", "turn ", sizes.tail // 2)
     for title, text in live.added:
         yield Block(f"added: {title}", (view("full", f"{title}\n{text}"),), is_mandatory=True)
     if turn.advice:
         yield Block("advice", (view("full", "\n".join(turn.advice)),), is_mandatory=True)
+
+
+def _note_blocks(notes: tuple[Note, ...], title: str, name: str, limit: int) -> Iterator[Block]:
+    """What the model set itself to do, in its own words; and fenced the facts it noted, in which it may have quoted anybody."""
+    tasks = tuple(one.line for one in notes if one.kind != "fact")
+    facts = tuple(one.line for one in notes if one.kind == "fact")
+    if tasks:
+        yield _lines(f"{name}notes", f"{title} (recall(handle='{NOTES}') shows all):", tasks, 80, NOTES, limit)
+    if facts:
+        told = f"{title}, the facts (recall(handle='{NOTES}') shows all):"
+        yield _lines(f"{name}facts", told, facts, 80, NOTES, limit, is_data=True)
 
 
 def _user_block(turn: Turn, limit: int) -> Block:
