@@ -260,6 +260,18 @@ def test_a_model_that_keeps_asking_for_what_is_denied_is_stuck(vault_dir: Path, 
     on(vault_dir, Asker(in_turn(WRITE)), work)
 
 
+def test_a_note_that_a_hook_denied_is_not_carried(vault_dir: Path, gate: Any) -> None:
+    async def work(host: Host, asker: Asker) -> None:
+        await turn(host)
+        assert "There are none." in heard(asker.requests[2])
+        await turn(host)
+        assert "it is in the attic" not in heard(asker.requests[3])
+
+    make_vault(vault_dir, {"hooks": [gate("authorize_tool:1")]})
+    note = call(("note", {"kind": "fact", "key": "kettle", "text": "it is in the attic"}))
+    on(vault_dir, Asker(in_turn(note, call(("recall", {"handle": "notes"})), say("done"))), work)
+
+
 def test_a_changed_result_is_what_the_model_gets_and_the_original_can_be_recalled(
     vault_dir: Path, tmp_path: Path, gate: Any
 ) -> None:

@@ -263,6 +263,64 @@ def test_turns_remember_each_other_and_notes_are_carried(vault_dir: Path) -> Non
     with_host(vault_dir, behaviour, work)
 
 
+NOTE = ("note", {"kind": "fact", "key": "kettle", "text": "it is in the attic"})
+
+
+@pytest.mark.parametrize(
+    "note, stop, extra",
+    [
+        (("note", {**NOTE[1], "importance": "high"}), "tool_call", ""),
+        (NOTE, "tool_call", "  tools: {deny: [note]}\n"),
+        (NOTE, "refusal", ""),
+        (NOTE, "tool_call", "  hooks: [{token_ceiling: {limit: 100}}]\n"),
+    ],
+    ids=["arguments that do not fit", "a tool that is denied", "a reply that declines", "a turn that ended before it"],
+)
+def test_a_note_that_was_not_taken_is_not_carried(
+    vault_dir: Path, note: tuple[str, Any], stop: StopReason, extra: str
+) -> None:
+    open_notes: list[str] = []
+
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        if "later" in last_text(request) or open_notes:
+            open_notes.append(last_text(request))
+            return say("done")
+        if request.step == 1:
+            return call(note)[0], stop
+        return call(("recall", {"handle": "notes"})) if request.step == 2 else say("done")
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        first = await host.submit("advisor", {"text": "go"}, session_id="ses_one")
+        await host.drive(first.run_id)
+        if len(asker.requests) > 1:
+            assert "There are none." in last_text(asker.requests[-1])
+        await host.drive((await host.submit("advisor", {"text": "later"}, session_id="ses_one")).run_id)
+        assert open_notes
+        assert "it is in the attic" not in open_notes[0]
+
+    with_host(vault_dir, behaviour, work, extra)
+
+
+def test_a_turn_that_is_cut_short_carries_no_note_that_was_refused(vault_dir: Path) -> None:
+    refused = ("note", {**NOTE[1], "importance": "high"})
+
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        taken = ("note", {"kind": "plan", "key": "tea", "text": "boil water"})
+        return say("done") if "later" in last_text(request) else call(refused, taken, ("wait", {"seconds": 50}))
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        submitted = await host.submit("advisor", {"text": "go"}, session_id="ses_one")
+        host.start_driving()
+        while "model:1" not in (await load(host.ledger, submitted.run_id)).answers:
+            await asyncio.sleep(0.02)
+        assert await host.cancel(submitted.run_id, "enough") == "cancelled"
+        await ask(host, "later")
+        assert "boil water" in last_text(asker.requests[1])
+        assert "it is in the attic" not in last_text(asker.requests[1])
+
+    with_host(vault_dir, behaviour, work)
+
+
 def test_all_that_a_failed_call_said_can_be_recalled(vault_dir: Path) -> None:
     tools = vault_dir / "agents" / "advisor" / "tools"
 

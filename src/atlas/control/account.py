@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from atlas.control.history import bodies, created_of
+from atlas.control.history import History, bodies, created_of
 from atlas.control.payload import unpack
 from atlas.kernel.context import Session
 from atlas.kernel.digest import Done, title_of
@@ -28,7 +28,7 @@ from atlas.kernel.event import (
 from atlas.kernel.excerpt import boundary, one_line
 from atlas.kernel.gate import Recorded
 from atlas.kernel.media import TEXT, Given
-from atlas.kernel.model import Asked, Text, ToolCall
+from atlas.kernel.model import Asked, Reply, Text, ToolCall
 from atlas.kernel.port import Ledger
 from atlas.kernel.recall import Handle, Provenance
 from atlas.kernel.run import RunQuery
@@ -62,9 +62,12 @@ class Entry(msgspec.Struct, frozen=True):
 class Account:
     """The entries of one run, in the order in which they were recorded."""
 
-    def __init__(self, ledger: Ledger, turn: int, entries: Sequence[Entry], title: str) -> None:
+    def __init__(
+        self, ledger: Ledger, turn: int, entries: Sequence[Entry], title: str, refused: Container[Handle] = ()
+    ) -> None:
         self._ledger = ledger
         self._turn = turn
+        self._refused = refused
         self.entries = tuple(entries)
         self.title = title
 
@@ -115,6 +118,7 @@ class Account:
             note_of(call, f"{entry.handle}.{number}")
             for entry in self.entries
             for number, call in enumerate(entry.calls, start=1)
+            if Handle(self._turn, entry.handle.step, number) not in self._refused
         )
         return tuple(note for note in found if note is not None)
 
@@ -173,8 +177,11 @@ async def _continued(ledger: Ledger, events: list[Event]) -> list[Event]:
 async def read(ledger: Ledger, turn: int, events: Iterable[Event]) -> Account:
     """The account of a run, or of the part of it that `events` are."""
     entries: list[Entry] = []
+    refused: set[Handle] = set()
     title = ""
     for event, body in bodies(events):
+        if isinstance(body, CallAnswered) or (isinstance(body, TurnSteered) and body.moment == "authorize_tool"):
+            refused.add(Handle(turn, body.step, body.call))
         match body:
             case RunCreated():
                 text = said_text(await unpack(ledger, body.input), body.files, turn)
@@ -202,19 +209,17 @@ async def read(ledger: Ledger, turn: int, events: Iterable[Event]) -> Account:
                 pass
     if not title and entries and entries[0].provenance == "user":
         title = title_of(Done(turn, entries[0].text))
-    return Account(ledger, turn, entries, title)
+    return Account(ledger, turn, entries, title, refused)
 
 
-async def done_of(
-    ledger: Ledger, turn: int, created: RunCreated, answers: Mapping[str, Recorded], outcome: str
-) -> Done:
+async def done_of(ledger: Ledger, turn: int, history: History, outcome: str) -> Done:
     """What happened in a turn, from its record alone."""
     tools: list[str] = []
     notes: list[Note] = []
     samples: list[Sample] = []
     failed = last = 0
     answer, is_pieced, was_cut = "", False, False
-    for effect, recorded in answers.items():
+    for effect, recorded in history.answers.items():
         handle = handle_of(effect, turn)
         if handle is None:
             continue
@@ -230,12 +235,23 @@ async def done_of(
             text = "".join([part.text for part in heard.reply.parts if isinstance(part, Text)])
             answer, is_pieced, last = (answer + text if was_cut else text), was_cut, handle.step or 0
             was_cut = heard.reply.stop == "length"
-            calls = [part for part in heard.reply.parts if isinstance(part, ToolCall)]
-            for number, call in enumerate(calls, start=1):
-                if call.name == NOTE_TOOL and (note := note_of(call, f"{handle}.{number}")) is not None:
-                    notes.append(note)
+            notes += _notes_in(heard.reply, handle, history)
+    created = history.state.created
     user = said_text(await unpack(ledger, created.input), created.files, turn)
     return Done(turn, user, answer, last, is_pieced, tuple(tools), failed, tuple(notes), tuple(samples), outcome)
+
+
+def _notes_in(reply: Reply, step: Handle, history: History) -> list[Note]:
+    """The notes that a reply took: well-formed, and neither refused nor denied."""
+    if reply.stop in ("refusal", "filter"):
+        return []
+    calls = [part for part in reply.parts if isinstance(part, ToolCall)]
+    made = [
+        note_of(call, f"{step}.{number}")
+        for number, call in enumerate(calls, start=1)
+        if history.has_made(step.step or 0, number)
+    ]
+    return [note for note in made if note is not None]
 
 
 async def session_before(ledger: Ledger, session_id: str, turn: int) -> Session:

@@ -20,7 +20,7 @@ import msgspec
 from atlas.control.admit import Admissions, failed, settled, unaffordable
 from atlas.control.fact import intent_of, may_go_ahead, question_of, receipt_of, refusal_of
 from atlas.control.family import Family
-from atlas.control.history import History, load
+from atlas.control.history import History, load, remember
 from atlas.control.mail import Mail
 from atlas.control.payload import pack, unpack
 from atlas.control.question import Questions
@@ -255,6 +255,7 @@ class Attempt:
             case Printed():
                 record.write(OutputCaptured(message.stream, message.text), lazy=True)
             case Steered():
+                remember(self._history, message.fact)
                 record.write(message.fact, lazy=True)
             case Stop():
                 record.observe(is_stopping=True)
@@ -535,7 +536,7 @@ class Attempt:
         if isinstance(command, Park):
             self._rest = await self._resting.park(command)
         else:
-            self._rest = await self._resting.end(command, self._history.answers)
+            self._rest = await self._resting.end(command, self._history)
 
     # Small parts
 

@@ -41,6 +41,12 @@ class History(msgspec.Struct):
     steered: dict[str, TurnSteered] = {}
     told: set[tuple[int, int]] = set()
 
+    def has_made(self, step: int, call: int) -> bool:
+        """Whether a call of the turn was made; not one that was answered unperformed, denied, or never come to."""
+        denied = self.steered.get(f"authorize_tool:{step}.{call}")
+        stopped = self.steered.get(f"record_step_usage:{step}.0")
+        return (step, call) not in self.told and denied is None and stopped is None
+
 
 async def load(ledger: Ledger, run_id: str) -> History:
     """The run as its events left it; a fork also knows what was answered before its fork point."""
@@ -51,13 +57,13 @@ async def load(ledger: Ledger, run_id: str) -> History:
     history = History(initial(run_id, events[0].principal, created), {}, {}, events[-1].seq)
     if created.fork is not None:
         for body in await _forked_bodies(ledger, created.fork):
-            _remember(history, body)
+            remember(history, body)
     for event in events[1:]:
         if not event.salt:
             continue
         body = decode_body(event.kind, event.version, event.body)
         history.state = apply(history.state, body, event.time_us)
-        _remember(history, body)
+        remember(history, body)
     return history
 
 
@@ -128,7 +134,8 @@ async def _forked_bodies(ledger: Ledger, fork: ForkPoint) -> list[Body]:
     return before + [body for _, body in bodies(events[1:])]
 
 
-def _remember(history: History, body: Body) -> None:
+def remember(history: History, body: Body) -> None:
+    """Adds what a driver needs to know of an event; the state is not touched."""
     match body:
         case EffectReceived() | EffectRefused():
             history.answers[body.effect] = body

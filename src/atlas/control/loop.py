@@ -403,16 +403,20 @@ class PromptCode:
         seen = [_as_guarded(call, check) for call, check in zip(calls, checks, strict=True)]
         verdicts = list(guard.verdicts(self._guard, seen))
         outcomes: dict[int, ToolOutcome] = {}
-        told: dict[int, str] = {}
+        told = {
+            number: said
+            for number, (check, verdict) in enumerate(zip(checks, verdicts, strict=True))
+            if (said := _said_instead(check, verdict)) is not None
+        }
+        # Before anything is performed: a turn that is cut short leaves no note that was refused.
+        await self._record_told(step, told)
 
         async def one(number: int) -> None:
             call, check, verdict = calls[number], checks[number], verdicts[number]
             effect = f"tool:{step}.{number + 1}:{call.name}"
             if isinstance(check, ToolResult):
                 outcomes[number] = ToolOutcome(check.text, is_error=True)
-                told[number] = check.text
             elif not isinstance(verdict, guard.Allow):
-                told[number] = verdict.text
                 outcomes[number] = ToolOutcome(verdict.text, is_error=isinstance(verdict, guard.Blocked))
             elif self._steering is not None and (no := await self._steering.authorize(effect, call, number + 1)):
                 verdicts[number], outcomes[number] = no, ToolOutcome(no.text, is_error=True)
@@ -439,6 +443,7 @@ class PromptCode:
         """Keeps what was said to calls that were not performed: their handles bring it back."""
         for number, text in told.items():
             if (step, number + 1) not in self._history.told:
+                self._history.told.add((step, number + 1))
                 said = await pack(self._services.ledger, _ENCODER.encode(text))
                 self._receive(Steered(CallAnswered(step, number + 1, said)))
 
@@ -556,6 +561,13 @@ def _as_guarded(call: ToolCall, check: Checked | ToolResult) -> guard.Call:
     if isinstance(check, ToolResult):
         return guard.Call(call.name, call.args, is_wrong=True)
     return guard.Call(call.name, call.args, check.definition.effect)
+
+
+def _said_instead(check: Checked | ToolResult, verdict: guard.Verdict) -> str | None:
+    """What a call is answered with that is not performed; None for one that may be."""
+    if isinstance(check, ToolResult):
+        return check.text
+    return None if isinstance(verdict, guard.Allow) else verdict.text
 
 
 def granted(request: Request, hold: Hold | None) -> Request:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -35,7 +35,6 @@ from atlas.kernel.event import (
     RunCreated,
     TurnClosed,
 )
-from atlas.kernel.gate import Recorded
 from atlas.kernel.model import OnDelta, ToolCall, ToolResult
 from atlas.kernel.port import Clock, Ledger
 from atlas.kernel.state import State
@@ -88,13 +87,13 @@ class Prompts:
         for code in list(self._running):
             await code.stop()
 
-    async def closing(self, state: State, answers: Mapping[str, Recorded], outcome: str) -> tuple[Body, ...]:
+    async def closing(self, state: State, history: History, outcome: str) -> tuple[Body, ...]:
         """What a turn leaves to the next one of its session, from its record alone; a child leaves nothing."""
         row = await self.ledger.run(state.run_id)
         if row.turn == 0:
             return ()
         before = await session_before(self.ledger, row.session_id, row.turn)
-        done = await done_of(self.ledger, row.turn, state.created, answers, outcome)
+        done = await done_of(self.ledger, row.turn, history, outcome)
         exchanges = limits_of(await self._context_of(state.created)).exchanges
         raw = _ENCODER.encode(close(before, done, exchanges))
         return (TurnClosed(row.turn, title_of(done), await pack(self.ledger, raw)),)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from atlas.control.family import Family
+from atlas.control.history import History
 from atlas.control.payload import pack
 from atlas.control.record import Record
 from atlas.control.world import World
@@ -13,7 +13,6 @@ from atlas.kernel.budget import in_full
 from atlas.kernel.decide import End, Park, is_recoverable
 from atlas.kernel.errors import AtlasError, Cancelled
 from atlas.kernel.event import NULL, Body, EffectReceived, Logged, RunEnded, RunParked
-from atlas.kernel.gate import Recorded
 from atlas.kernel.run import RunState
 from atlas.kernel.state import STEP_SPEND, clock
 
@@ -50,15 +49,15 @@ class Rest:
         await self._record.write(said, RunParked("interrupted"), state="queued", release=True, due_us=due_us)
         return "queued"
 
-    async def end(self, command: End, answers: Mapping[str, Recorded]) -> RunState:
-        """Appends the terminal event; `answers` are the outcomes of all settled effects, in their order."""
+    async def end(self, command: End, history: History) -> RunState:
+        """Appends the terminal event; `history` knows the outcomes of all settled effects, in their order."""
         self._settle_lost()
         ended = await self._terminal_event(command)
         state = self._record.state
         known = {*state.doubted, state.abandoned}
         doubts = tuple(self._record.doubt_item(effect) for effect in ended.unresolved if effect not in known)
         signals = self._family.cancel_all("the parent run ended") + self._family.tell_parent(ended)
-        closing = await self._closing(ended.state, answers)
+        closing = await self._closing(ended.state, history)
         self._world.boundary("end.before")
         await self._record.write(
             *closing, ended, state=ended.state, signals=signals, inbox_open=doubts, inbox_close=tuple(state.asked)
@@ -75,11 +74,11 @@ class Rest:
                 receipt = EffectReceived(effect, error=error, spend=lost.spend, is_estimated=True)
                 self._record.write(receipt, lazy=True, spend=STEP_SPEND, settle=(lost,))
 
-    async def _closing(self, outcome: str, answers: Mapping[str, Recorded]) -> tuple[Body, ...]:
+    async def _closing(self, outcome: str, history: History) -> tuple[Body, ...]:
         """What the run leaves behind beside its outcome, told from what stands before it in the record."""
         if self._record.state.created.runtime != "prompt":
             return ()
-        return await self._world.closing(self._record.state, answers, outcome)
+        return await self._world.closing(self._record.state, history, outcome)
 
     async def _terminal_event(self, command: End) -> RunEnded:
         state = self._record.state

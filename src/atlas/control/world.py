@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -13,7 +13,7 @@ from atlas.kernel.budget import Quote, Settlement
 from atlas.kernel.code import CallMade, Executor, FromCode, Job, Need
 from atlas.kernel.errors import AtlasError, ErrorRecord, Fault, Unavailable
 from atlas.kernel.event import Body, EffectIntended, EffectJudged, Process
-from atlas.kernel.gate import DEFAULTS, Authority, Recorded
+from atlas.kernel.gate import DEFAULTS, Authority
 from atlas.kernel.hold import Cap, Hold, Meter
 from atlas.kernel.model import Tab
 from atlas.kernel.policy import Ruling
@@ -156,7 +156,7 @@ class Slots(Protocol):
         ...
 
 
-async def leaves_nothing(state: State, answers: Mapping[str, Recorded], outcome: str) -> tuple[Body, ...]:
+async def leaves_nothing(state: State, history: History, outcome: str) -> tuple[Body, ...]:
     """For runs that leave nothing behind but their outcome."""
     return ()
 
@@ -210,7 +210,7 @@ class World(msgspec.Struct, frozen=True):
     kill: Callable[[Process], Awaitable[object]]
     boundary: Callable[[str], None]
     authority: Authority = DEFAULTS
-    closing: Callable[[State, Mapping[str, Recorded], str], Awaitable[tuple[Body, ...]]] = leaves_nothing
+    closing: Callable[[State, History, str], Awaitable[tuple[Body, ...]]] = leaves_nothing
     generate: Callable[[bytes, Hold | None, Tab], Awaitable[Effected]] = has_no_models
     bounds: Callable[[State, int], Awaitable[Bounds]] = has_no_bounds
     quote: Callable[[str, int], Awaitable[Quote]] = costs_nothing

@@ -93,7 +93,7 @@ class Recorder:
         if row.turn:
             before = await session_before(self.ledger, row.session_id, row.turn)
             told = await load(self.ledger, row.run_id)
-            done = await done_of(self.ledger, row.turn, told.state.created, told.answers, "succeeded")
+            done = await done_of(self.ledger, row.turn, told, "succeeded")
             raw = msgspec.Raw(msgspec.json.encode(close(before, done, 2)))
             bodies.insert(0, TurnClosed(row.turn, title_of(done), Payload(raw)))
         await self.write(*bodies, state="succeeded")
