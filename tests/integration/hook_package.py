@@ -11,29 +11,32 @@ from atlas.kernel.hook import Added, Continue, Deny, Hook, Stop
 from atlas.kernel.model import ToolResult
 
 SAYS = {
-    "reset_for_turn": lambda: Deny("not today"),
-    "before_step": lambda: Deny("no more steps"),
-    "prepare_messages": lambda: Added("House style", "Answer in rhyme."),
-    "record_step_usage": lambda: Stop("too dear"),
-    "after_step": lambda: Stop("seen enough", counts_as_stuck=True),
-    "should_continue_after_stop": lambda: Continue("Look again."),
-    "authorize_tool": lambda: Deny("not that one"),
-    "transform_tool_result": lambda: ToolResult("", "changed"),
+    "reset_for_turn": lambda words: Deny(words or "not today"),
+    "before_step": lambda words: Deny(words or "no more steps"),
+    "prepare_messages": lambda words: Added("House style", "Answer in rhyme."),
+    "record_step_usage": lambda words: Stop(words or "too dear"),
+    "after_step": lambda words: Stop(words or "seen enough", counts_as_stuck=True),
+    "should_continue_after_stop": lambda words: Continue(words or "Look again."),
+    "authorize_tool": lambda words: Deny(words or "not that one"),
+    "transform_tool_result": lambda words: ToolResult("", words or "changed"),
 }
 
 
 class Gate(Hook):
-    """Writes down each moment it is asked at, and speaks at those that `at` names: `before_step:2`."""
+    """Writes down each moment it is asked at, and speaks at those that `at` names: `before_step:2`.
 
-    def __init__(self, log: str, at: list[str] = [], fails: str = "closed", breaks: str = ""):
-        self.log, self.at, self.fails, self.breaks = Path(log), at, fails, breaks
+    It says `words`, or a few of its own.
+    """
+
+    def __init__(self, log: str, at: list[str] = [], fails: str = "closed", breaks: str = "", words: str = ""):
+        self.log, self.at, self.fails, self.breaks, self.words = Path(log), at, fails, breaks, words
 
     def _asked(self, moment, view):
         with self.log.open("a") as log:
             log.write(f"{moment}:{view.step}\\n")
         if moment == self.breaks:
             raise RuntimeError("the gate is broken")
-        return SAYS[moment]() if f"{moment}:{view.step}" in self.at else None
+        return SAYS[moment](self.words) if f"{moment}:{view.step}" in self.at else None
 
 
 def _moment(name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from hook_package import install
 
 from atlas.app import open_host
+from atlas.control.account import events_of, read
 from atlas.control.host import Host
 from atlas.kernel.errors import Invalid
 from atlas.kernel.event import AttemptStarted, EffectIntended, Logged, Payload, TurnSteered, decode_body, draft
@@ -32,6 +34,7 @@ from atlas.kernel.model import (
     ToolResult,
     Usage,
 )
+from atlas.kernel.recall import parse_handle
 from atlas.kernel.run import Append
 from atlas.testing.clock import FakeClock
 
@@ -290,6 +293,55 @@ def test_a_changed_result_is_what_the_model_gets_and_the_original_can_be_recalle
     on(vault_dir, Asker(in_turn(WRITE, call(("recall", {"handle": "t1.1.1"})), say("done"))), work)
 
 
+@pytest.mark.parametrize(
+    "at, does, handle",
+    [
+        ("authorize_tool:1", WRITE, "t1.1.1"),
+        ("should_continue_after_stop:1", say("first"), "t1.1.1"),
+        ("after_step:1", WRITE, "t1.1.2"),
+        ("record_step_usage:1", WRITE, "t1.1.2"),
+        ("reset_for_turn:0", WRITE, "t1.0.1"),
+    ],
+)
+def test_the_handle_that_a_hooks_long_words_show_brings_them_back(
+    vault_dir: Path, gate: Any, at: str, does: Said, handle: str
+) -> None:
+    words = " ".join(f"reason{number}" for number in range(1_000))
+
+    async def work(host: Host, asker: Asker) -> None:
+        run_id, _, _ = await turn(host)
+        (fact,) = await facts(host, run_id)
+        assert f"recall(handle='{handle}'" in fact.text
+        account = await read(host.ledger, 1, await events_of(host.ledger, run_id))
+        assert (wanted := parse_handle(handle)) is not None
+        assert await account.text(wanted) == words
+
+    make_vault(vault_dir, {"hooks": [gate(at, words=words)]})
+    on(vault_dir, Asker(in_turn(does, say("done"))), work)
+
+
+def test_a_changed_result_that_is_too_long_to_show_can_be_read_to_its_end(vault_dir: Path, gate: Any) -> None:
+    words = " ".join(f"line{number}" for number in range(2_000))
+
+    async def work(host: Host, asker: Asker) -> None:
+        _, state, _ = await turn(host)
+        assert state == "succeeded"
+        assert "line1000 line1001" not in heard(asker.requests[1])
+        assert "line1000 line1001" in heard(asker.requests[2])
+
+    def behaviour(request: Request) -> Said:
+        match request.step:
+            case 1:
+                return WRITE
+            case 2:
+                start = words.index("line1000")
+                return call(("recall", {"handle": "t1.1.1", "start": start}))
+        return say("done")
+
+    make_vault(vault_dir, {"hooks": [gate("transform_tool_result:1", words=words)]})
+    on(vault_dir, Asker(behaviour), work)
+
+
 @pytest.mark.parametrize("fails, state", [("closed", "refused"), ("open", "succeeded")])
 def test_a_broken_hook_is_a_no_when_it_guards_and_nothing_when_it_advises(
     vault_dir: Path, gate: Any, fails: str, state: str
@@ -423,6 +475,22 @@ def test_an_oracle_that_cannot_run_forces_another_round_and_never_passes(vault_d
         assert len(asker.requests) == 2
 
     make_vault(vault_dir, {"hooks": [{"test_oracle": {"command": command, "rounds": 1, "timeout_s": 0.2}}]})
+    on(vault_dir, Asker(in_turn(say("done"))), work)
+
+
+def test_what_an_oracle_gave_up_on_can_be_read_in_later_turns(vault_dir: Path) -> None:
+    async def work(host: Host, asker: Asker) -> None:
+        run_id, _, code = await turn(host)
+        assert code == "stuck"
+        error = (await host.report(run_id)).error
+        assert error is not None
+        handle = re.search(r"recall\(handle='([^']+)', start=\d+\)", error.message)
+        assert handle is not None
+        account = await read(host.ledger, 1, await events_of(host.ledger, run_id))
+        assert (wanted := parse_handle(handle.group(1))) is not None
+        assert await account.text(wanted) == "".join(f"{number}\n" for number in range(1, 3_001))
+
+    make_vault(vault_dir, {"hooks": [{"test_oracle": {"command": "seq 1 3000; exit 1", "rounds": 1}}]})
     on(vault_dir, Asker(in_turn(say("done"))), work)
 
 

@@ -44,7 +44,8 @@ _LOOK_BACK: Final = 100
 class Entry(msgspec.Struct, frozen=True):
     """One thing that was recorded; `label` names who said it, `calls` what the model asked for in this step.
 
-    `blob` holds the text of a file that was given; `picture` is one that has no text.
+    `blob` holds the text of a file that was given; `picture` is one that has no text. `changed` is what the model got
+    in place of a result, by `changed_by`. `is_steering`: a hook said it, or the host did about an answer.
     """
 
     handle: Handle
@@ -55,6 +56,9 @@ class Entry(msgspec.Struct, frozen=True):
     blob: str = ""
     picture: Given | None = None
     calls: tuple[ToolCall, ...] = ()
+    changed: Payload = NULL
+    changed_by: str = ""
+    is_steering: bool = False
     seq: int = 0
     at: int = 0
 
@@ -74,7 +78,8 @@ class Account:
     @property
     def is_retelling(self) -> bool:
         """Whether the run looked back and did nothing else: what it says, others said before."""
-        used = {entry.label for entry in self.entries if entry.handle.step and entry.handle.call}
+        results = [entry for entry in self.entries if entry.handle.step and entry.handle.call]
+        used = {entry.label for entry in results if not entry.is_steering}
         return RECALL_TOOL in used and used <= {RECALL_TOOL, NOTE_TOOL}
 
     async def text(self, handle: Handle) -> str | None:
@@ -89,12 +94,18 @@ class Account:
         return self._unperformed(handle)
 
     async def whole(self, entry: Entry) -> str:
-        """The entry's text; the model's words are text already, a tool's result or a file may lie in a blob."""
+        """The entry's text; the model's words are text already, a tool's result or a file may lie in a blob.
+
+        Of a result that was changed it is what the model got, so that a place in one is the same place in the other,
+        and then the original.
+        """
         if entry.blob:
             return (await self._ledger.get_blob(entry.blob)).decode()
-        if entry.payload is NULL:
-            return entry.text
-        return result_text(await unpack(self._ledger, entry.payload))
+        text = entry.text if entry.payload is NULL else result_text(await unpack(self._ledger, entry.payload))
+        if entry.changed is NULL:
+            return text
+        got = result_text(await unpack(self._ledger, entry.changed))
+        return f"{got}\n[Changed by {entry.changed_by}. Before that it was:]\n{text}"
 
     async def searched(self, entry: Entry) -> str:
         """The entry's text as search knows it: without what the model asked recall, which would find itself.
@@ -193,10 +204,16 @@ async def read(ledger: Ledger, turn: int, events: Iterable[Event]) -> Account:
                     if handle.call is None:  # a step that was asked again: only what it came to counts
                         entries = [one for one in entries if one.handle != handle]
                     entries.append(await _effect(ledger, handle, body, event))
-            case TurnSteered() if body.decision in ("continue", "deny") and body.detail != NULL:
-                # An answer has no calls, and a denied call no result: the place of the first, or its own, is free.
-                handle = Handle(turn, body.step, body.call or 1)
-                entries.append(Entry(handle, "observed", body.by, "", body.detail, seq=event.seq, at=event.position))
+            case TurnSteered() if body.decision in ("continue", "deny", "stop"):
+                entries += await _steering(
+                    ledger, body, Handle(turn, body.step, body.call or _free(entries, body)), event
+                )
+            case TurnSteered() if body.decision == "change":
+                handle = Handle(turn, body.step, body.call)
+                entries = [
+                    replace(one, changed=body.detail, changed_by=body.by) if one.handle == handle else one
+                    for one in entries
+                ]
             case CallAnswered():
                 handle = Handle(turn, body.step, body.call)
                 name = next(
@@ -294,6 +311,29 @@ _HEARD: Final = msgspec.json.Decoder(Heard)
 _OUTCOME: Final = msgspec.json.Decoder(_Outcome)
 
 
+def revises(events: Iterable[Event]) -> bool:
+    """Whether one of the events changes what another one before it is read as."""
+    return any(isinstance(body, TurnSteered) and body.decision == "change" for _, body in bodies(events))
+
+
+def _free(entries: Iterable[Entry], fact: TurnSteered) -> int:
+    """The place behind the calls of a step, or the files of the beginning: what was said about the whole stands there."""
+    mine = [one for one in entries if one.handle.step == fact.step and not one.is_steering]
+    return 1 + max((max(len(one.calls), one.handle.call or 0) for one in mine), default=0)
+
+
+async def _steering(ledger: Ledger, fact: TurnSteered, handle: Handle, event: Event) -> list[Entry]:
+    """What was said to the model, or why a turn ended: all that is behind it, and the words where that lacks them."""
+    at = Entry(handle, "observed", fact.by, fact.text, is_steering=True, seq=event.seq, at=event.position)
+    if fact.detail == NULL:
+        return [at]
+    detail = replace(at, text="", payload=fact.detail)
+    # Words that were too long to be shown stand whole at the beginning of what is behind them.
+    if result_text(await unpack(ledger, fact.detail)).startswith(fact.text[:_GLANCE]):
+        return [detail]
+    return [detail, replace(at, handle=replace(handle, call=(handle.call or 0) + 1))]
+
+
 async def _effect(ledger: Ledger, handle: Handle, body: EffectReceived | EffectRefused, event: Event) -> Entry:
     is_model = handle.call is None
     label = "you" if is_model else body.effect.rpartition(":")[2]
@@ -358,7 +398,9 @@ def _given_entries(files: Sequence[InputFile], turn: int, event: Event) -> Itera
         handle, file = Handle(turn, 0, number), one.file
         is_text = file.media_type == TEXT
         text, blob, picture = ("", file.blob, None) if is_text else (f"{one.line}, {file.blob}", "", one)
-        yield Entry(handle, "observed", f"file {file.name}", text, NULL, blob, picture, (), event.seq, event.position)
+        yield Entry(
+            handle, "observed", f"file {file.name}", text, blob=blob, picture=picture, seq=event.seq, at=event.position
+        )
 
 
 def result_text(raw: msgspec.Raw) -> str:

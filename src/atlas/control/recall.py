@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from atlas.control.account import RECALL_TOOL, Account, Entry, events_of, read, session_left
+from atlas.control.account import RECALL_TOOL, Account, Entry, events_of, read, revises, session_left
 from atlas.kernel.context import NOTES, TURNS
 from atlas.kernel.digest import carried
 from atlas.kernel.excerpt import page
@@ -149,6 +149,8 @@ class Recall:
         events = await events_of(self._ledger, row.run_id, after)
         if not events:
             return
+        if after and revises(events):
+            after, events = 0, await events_of(self._ledger, row.run_id)
         account = await read(self._ledger, row.turn, events)
         title = account.title if is_over else f"{Handle(row.turn)} (this turn)"
         run = Indexed(row.run_id, row.turn, title, events[-1].seq, is_over)

@@ -36,6 +36,7 @@ _Said: TypeAlias = Callable[[], Awaitable[_Decided]]
 class Steering:
     """The hooks and the critic of one turn. `added` are the blocks that hooks put into the next request.
 
+    What is said about a step has the place behind its calls: as many are `_taken`, at the beginning by files.
     `clean` takes out of what hooks say whatever must not land: they may have looked anywhere.
     """
 
@@ -49,16 +50,18 @@ class Steering:
         self._view = view
         self._critic = critic
         self._stop: StopReason = "end"
+        self._taken = 0
 
     async def begin(self, turn: Turn) -> Turn:
         """The turn, or the end of it before it began."""
+        self._taken = len(turn.files)
         is_past = self._course.has_asked(1)
         fact = await self._decision("reset_for_turn", 0, is_past, lambda: self._hooks.reset_for_turn(self._view))
         return _steered(turn, fact)
 
     async def before(self, turn: Turn, step: int, seen: GuardState) -> Turn:
         """The turn as it goes into a step, with `added` for its request; finished when the step must not be."""
-        self._view, self.added = replace(self._view, step=step), ()
+        self._view, self.added, self._taken = replace(self._view, step=step), (), 0
         if self._critic is not None:
             turn = await self._critic.look(turn, step, seen)
             if turn.finish is not None:
@@ -81,6 +84,7 @@ class Steering:
         used = reply.usage
         view = self._view = replace(self._view, usage=_plus(self._view.usage, used))
         self._stop = reply.stop
+        self._taken = sum(isinstance(part, ToolCall) for part in reply.parts)
         is_past = self._course.has_acted(view.step)
         fact = await self._decision(
             "record_step_usage", view.step, is_past, lambda: self._hooks.record_step_usage(view, used)
@@ -147,7 +151,7 @@ class Steering:
         found = _cleaned(await said(), self._clean)
         if found is None:
             return None
-        handle = f"t{self._view.turn}.{step}.{call or 1}"
+        handle = f"t{self._view.turn}.{step}.{call or self._taken + 1}"
         return await self._course.record(
             *_fact(found, TurnSteered(moment, step, "stop", found_by(found), call), handle)
         )
@@ -155,8 +159,10 @@ class Steering:
 
 def _cleaned(found: _Decided, clean: Callable[[str], str]) -> _Decided:
     match found:
-        case Deny() | Stop():
+        case Deny():
             return replace(found, reason=clean(found.reason))
+        case Stop():
+            return replace(found, reason=clean(found.reason), detail=clean(found.detail))
         case Continue():
             return replace(found, feedback=clean(found.feedback), detail=clean(found.detail))
         case Transformed(result=result):
@@ -175,16 +181,20 @@ def _fact(found: Deny | Stop | Continue | Transformed, at: TurnSteered, handle: 
         case Deny(reason=reason):
             fact = replace(at, decision="deny", text=shorten(reason, handle, LONGEST))
             return replace(fact, counts_as_stuck=found.counts_as_stuck), reason if fact.text != reason else None
-        case Stop(reason=reason):
-            fact = replace(at, decision="stop", text=shorten(reason, handle, LONGEST, is_part=True))
-            return replace(fact, counts_as_stuck=found.counts_as_stuck), reason if fact.text != reason else None
+        case Stop(reason=words, detail=detail):
+            fact = replace(at, decision="stop", counts_as_stuck=found.counts_as_stuck)
+            return _worded(fact, words, detail, handle)
         case Continue(feedback=words, detail=detail):
-            if text_size(words) <= LONGEST:
-                return replace(at, decision="continue", text=words), detail or None
-            whole = f"{words}\n\n{detail}" if detail else words
-            return replace(at, decision="continue", text=shorten(words, handle, LONGEST)), whole
+            return _worded(replace(at, decision="continue"), words, detail, handle)
         case Transformed(result=result):
             return replace(at, decision="change"), ToolOutcome(result.text, result.is_error)
+
+
+def _worded(fact: TurnSteered, words: str, detail: str, handle: str) -> tuple[TurnSteered, object]:
+    """The decision with its words, and all that is behind them; words too long to be shown are the beginning of that."""
+    if text_size(words) <= LONGEST:
+        return replace(fact, text=words), detail or None
+    return replace(fact, text=shorten(words, handle, LONGEST)), f"{words}\n\n{detail}" if detail else words
 
 
 def _steered(turn: Turn, fact: TurnSteered | None) -> Turn:

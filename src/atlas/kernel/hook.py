@@ -44,7 +44,7 @@ class TurnView(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def handle(self) -> str:
-        """Where the model recalls the `detail` of a `Continue` about this step's answer."""
+        """Where the model recalls the `detail` of what is decided about this step's answer."""
         return f"t{self.turn}.{self.step}.1"
 
     def rounds_of(self, hook: str) -> tuple[Continued, ...]:
@@ -61,11 +61,12 @@ class Deny(msgspec.Struct, frozen=True, tag="deny"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """The turn ends here, without the answer being accepted."""
+    """The turn ends here, without the answer being accepted. `detail` is what the reason was made from, as of `Continue`."""
 
     reason: str
     counts_as_stuck: bool = False
     by: str = ""
+    detail: str = ""
 
 
 class Continue(msgspec.Struct, frozen=True, tag="continue"):

@@ -102,7 +102,8 @@ class TestOracle(Hook):
             rounds = "1 round" if self._rounds == 1 else f"{self._rounds} rounds"
             # A person reads this, for whom the marks around what others wrote mean nothing.
             tail = f":\n{shorten(output, view.handle, _SHOWN)}".rstrip() if output.strip() else ""
-            return Stop(f"`{self._command}` still does not pass after {rounds}; it {why}{tail}", counts_as_stuck=True)
+            words = f"`{self._command}` still does not pass after {rounds}; it {why}{tail}"
+            return Stop(words, counts_as_stuck=True, detail=output)
         shown = f":\n{fence(shorten(output, view.handle, _SHOWN), view.handle)}\n" if output else "\n"
         return Continue(
             f"Not done yet. The check `{self._command}` {why}{shown}Put it right, then finish.", detail=output

@@ -27,6 +27,7 @@ from atlas.kernel.event import (
     RunCreated,
     RunEnded,
     TurnClosed,
+    TurnSteered,
     draft,
 )
 from atlas.kernel.model import Reply, Text, ToolCall, ToolResult, Usage
@@ -362,6 +363,76 @@ def test_a_fork_knows_what_it_continues() -> None:
         await it.begin("go", "ses_branch", fork=ForkPoint(source, events[-1].seq, events[-1].hash.hex()))
         assert await it.whole("t1.1.1") == "the kettle is under the stair"
         assert "t1.1.1" in await it.find("kettle")
+
+    recorded(work)
+
+
+def test_what_hooks_said_to_the_model_comes_back_and_is_found() -> None:
+    async def work(it: Recorder) -> None:
+        words = Payload(msgspec.Raw(msgspec.json.encode("The kettle leaks. " * 300)))
+        output = Payload(msgspec.Raw(msgspec.json.encode("1 failed")))
+        await it.begin("go")
+        await it.say(1, "", ("fetch", {"name": "a"}), ("fetch", {"name": "b"}))
+        await it.write(TurnSteered("authorize_tool", 1, "deny", "gate", 1, "Not the pantry."))
+        await it.write(TurnSteered("authorize_tool", 1, "deny", "gate", 2, "The kettle [...]", detail=words))
+        await it.say(2, "done")
+        await it.write(TurnSteered("should_continue_after_stop", 2, "continue", "gate", text="Look in the attic."))
+        await it.say(3, "done")
+        await it.write(
+            TurnSteered("should_continue_after_stop", 3, "continue", "oracle", text="Put it right.", detail=output)
+        )
+        await it.say(4, "", ("fetch", {"name": "c"}))
+        await it.answer(4, 1, "fetch", "a teapot")
+        await it.write(TurnSteered("after_step", 4, "stop", "oracle", text="Still not right.", detail=output))
+        for is_over in (False, True):
+            if is_over:
+                await it.end()
+                await it.begin("next")
+            assert await it.whole("t1.1.1") == "Not the pantry."
+            assert await it.whole("t1.1.2") == "The kettle leaks. " * 300
+            assert await it.whole("t1.2.1") == "Look in the attic."
+            assert await it.whole("t1.2") == "done\n[t1.2.1 gate]\nLook in the attic."
+            assert await it.whole("t1.3.1") == "1 failed"
+            assert await it.whole("t1.3.2") == "Put it right."
+            assert await it.whole("t1.4.1") == "a teapot"
+            assert (await it.whole("t1.4.2"), await it.whole("t1.4.3")) == ("1 failed", "Still not right.")
+            for sought, place in (("pantry", "t1.1.1"), ("kettle", "t1.1.2"), ("attic", "t1.2.1"), ("right", "t1.3.2")):
+                assert f"handle='{place}'" in await it.find(sought), sought
+
+    recorded(work)
+
+
+def test_what_a_hook_said_does_not_make_a_turn_that_only_looked_back_news() -> None:
+    async def work(it: Recorder) -> None:
+        await it.turn("the brass lantern is in box nine", "ok")
+        for number in range(4):
+            await it.begin(f"where is the lantern? {number}")
+            await it.say(1, "", ("recall", {"find": "lantern"}))
+            await it.answer(1, 1, "recall", "nothing")
+            await it.say(2, "the lantern? I do not know")
+            await it.write(TurnSteered("should_continue_after_stop", 2, "continue", "gate", text="Look again."))
+            await it.say(3, "I do not know")
+            await it.end()
+        await it.begin("next")
+        assert len(re.findall(r"handle='t[2-5]", await it.find("where is the lantern?"))) == 2
+
+    recorded(work)
+
+
+def test_behind_a_changed_result_stands_what_the_model_got_and_then_the_original() -> None:
+    async def work(it: Recorder) -> None:
+        got = "".join(f"line {number}\n" for number in range(2_000))
+        detail = Payload(msgspec.Raw(msgspec.json.encode({"text": got})))
+        await it.begin("go")
+        await it.say(1, "", ("fetch", {"name": "a"}))
+        await it.answer(1, 1, "fetch", "the kettle is in the attic")
+        assert "start" not in await it.find("kettle attic")
+        await it.write(TurnSteered("transform_tool_result", 1, "change", "gate, other", 1, detail=detail))
+        whole = await it.whole("t1.1.1")
+        assert whole == f"{got}\n[Changed by gate, other. Before that it was:]\nthe kettle is in the attic"
+        found = re.search(r"recall\(handle='t1\.1\.1', start=(\d+)\)", await it.find("kettle attic"))
+        assert found is not None
+        assert "the kettle is in the attic" in await it.show("t1.1.1", int(found.group(1)))
 
     recorded(work)
 
