@@ -236,6 +236,32 @@ def test_structured_output_is_repaired_twice_at_most(vault_dir: Path) -> None:
     with_host(vault_dir, lambda request: say(answers[request.step - 1]), work, SCHEMA)
 
 
+def test_what_was_wrong_with_an_answer_comes_back_by_its_handle_and_is_found(vault_dir: Path) -> None:
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        match request.step:
+            case 1:
+                return say("not json at all")
+            case 2:
+                assert "Your answer does not fit: it is not JSON" in last_text(request)
+                return call(("recall", {"handle": "t1.1.1"}))
+            case 3:
+                assert "t1.1.1 (observed), bytes" in last_text(request)
+                assert "Your answer does not fit: it is not JSON" in last_text(request)
+                return call(("recall", {"find": "answer does not fit"}))
+        assert "recall(handle='t1.1.1') Your answer does not fit" in last_text(request)
+        return say('{"n": 1}')
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        run_id, _ = await ask(host, "go")
+        assert (await host.replay(run_id)).identical
+        for step, request in enumerate(asker.requests, start=1):
+            assert msgspec.json.encode((await host.request(run_id, step)).request) == msgspec.json.encode(request)
+        kinds = [event.kind for event in await host.ledger.events(run_id)]
+        assert kinds.count("turn.steered") == 1
+
+    with_host(vault_dir, behaviour, work, SCHEMA)
+
+
 def test_an_answer_that_never_fits_fails_the_run(vault_dir: Path) -> None:
     async def work(host: Host, asker: FakeAsker) -> None:
         submitted = await host.submit("advisor", {"text": "go"})

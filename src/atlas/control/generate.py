@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from atlas.control.loop import MAX_REPAIRS, bare_json
+from atlas.control.answer import MAX_REPAIRS, bare_json
 from atlas.control.service import Asker
 from atlas.control.world import Effected
 from atlas.kernel.code import Need

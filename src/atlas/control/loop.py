@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from atlas.control.account import error_text, given, session_before, user_text
+from atlas.control.answer import MAX_REPAIRS, asked_again, bare_json, complaint_about
 from atlas.control.calls import MAX_TRIES, Calls, InDoubt, Wanted
 from atlas.control.course import Course
 from atlas.control.critic import CriticDesk
@@ -27,7 +28,7 @@ from atlas.control.history import History, bodies, load
 from atlas.control.order import in_order
 from atlas.control.payload import pack, unpack
 from atlas.control.service import Services
-from atlas.control.steering import Steering
+from atlas.control.steering import Steering, sent_back
 from atlas.control.world import Effected, bug
 from atlas.kernel import guard
 from atlas.kernel.batch import Claim, claim, claim_of
@@ -67,9 +68,7 @@ from atlas.kernel.turn import (
     windowed,
 )
 
-MAX_REPAIRS: Final = 2
 _BYTES_PER_TOKEN: Final = 3
-_SHOWN_SCHEMA: Final = 2_000
 _UNANSWERED: Final = frozenset({"tier_empty", "model_unknown", *(f"model_{kind}" for kind in PASSED_ON)})
 """Why a contract's fallback is asked instead."""
 _ENCODER: Final = msgspec.json.Encoder()
@@ -167,7 +166,7 @@ class PromptCode:
                 case RunTools(step=step, calls=calls):
                     turn = await self._run_tools(turn, step, calls)
                 case Finish(text=text, error=None):
-                    complaint = self._complaint(text)
+                    complaint = complaint_about(text, self._desk.contract.output.schema, self._services.complain)
                     onward = await self._not_yet(turn, text, complaint)
                     if onward is None:
                         return self._finished(text, complaint)
@@ -183,22 +182,8 @@ class PromptCode:
         if complaint is None or self._repairs == MAX_REPAIRS:
             return None
         self._repairs += 1
-        # Servers that take an answer format and forget about it show the model no schema.
-        schema = _ENCODER.encode(self._desk.contract.output.schema).decode()
-        fitting = f" that fits this schema: {schema}" if len(schema) <= _SHOWN_SCHEMA else ""
-        again = f"Answer again with nothing but the JSON{fitting}"
-        return advised(turn, f"Your answer does not fit: {complaint}. {again}")
-
-    def _complaint(self, text: str) -> str | None:
-        """What is wrong with an answer that has to be JSON of a certain shape."""
-        schema = self._desk.contract.output.schema
-        if not schema:
-            return None
-        try:
-            value = msgspec.json.decode(bare_json(text))
-        except msgspec.DecodeError as error:
-            return f"it is not JSON ({error})"
-        return self._services.complain(schema, value)
+        again = asked_again(complaint, self._desk.contract.output.schema)
+        return await sent_back(turn, again, self._course())
 
     def _finished(self, text: str, complaint: str | None) -> Finished:
         if complaint is not None:
@@ -257,12 +242,15 @@ class PromptCode:
         hooks = self._services.hooks.make(contract) if is_live else ()
         if not (hooks or history.steered or contract.soft_timeout_s):
             return None
-        course = Course(self._services.ledger, history, self._intents, self._receive)
+        course = self._course()
         critic = None
         if contract.soft_timeout_s:
             critic = CriticDesk(contract, course, self._clocked(history.state.active_us), self._ask_critic)
         view = TurnView(self._job.run_id, self._job.agent, turn)
         return Steering(Hooks(hooks, self._report_failure), course, view, critic, self._services.hooks.clean)
+
+    def _course(self) -> Course:
+        return Course(self._services.ledger, self._history, self._intents, self._receive)
 
     def _clocked(self, active_us: int) -> Callable[[], int]:
         """Counts on from what the run's earlier attempts took: time in which nobody executes it does not count."""
@@ -580,14 +568,6 @@ def granted(request: Request, hold: Hold | None) -> Request:
 def _most_tokens(built: Built) -> int:
     """How many tokens a request may be counted as: rather too many, because it is what gets reserved."""
     return max(built.tokens, -(-len(built.raw) // _BYTES_PER_TOKEN))
-
-
-def bare_json(text: str) -> bytes:
-    """The answer without the fence that models like to put around JSON."""
-    bare = text.strip()
-    if bare.startswith("```"):
-        bare = bare.partition("\n")[2].rpartition("```")[0]
-    return bare.encode()
 
 
 async def _never(leave: Perform, tab: Tab) -> Effected:

@@ -29,6 +29,9 @@ from atlas.kernel.turn import Finish, Turn, advised
 LONGEST: Final = 3_600
 """Bytes of a hook's words that reach the model or an error; all of them can be recalled."""
 
+_FORM: Final = "answer_form"
+_SCHEMA: Final = "output.schema"
+
 _Decided: TypeAlias = Deny | Stop | Continue | Transformed | None
 _Said: TypeAlias = Callable[[], Awaitable[_Decided]]
 
@@ -155,6 +158,15 @@ class Steering:
         return await self._course.record(
             *_fact(found, TurnSteered(moment, step, "stop", found_by(found), call), handle)
         )
+
+
+async def sent_back(turn: Turn, words: str, course: Course) -> Turn:
+    """The turn as it goes on with what is wrong with the form of its answer; on record like what a hook says."""
+    fact = course.find(_FORM, turn.step)
+    if fact is None and not course.has_asked(turn.step + 1):
+        at = TurnSteered(_FORM, turn.step, "continue", _SCHEMA)
+        fact = await course.record(*_worded(at, words, "", f"{turn.handle}.{turn.step}.1"))
+    return advised(turn, words if fact is None else fact.text)
 
 
 def _cleaned(found: _Decided, clean: Callable[[str], str]) -> _Decided:

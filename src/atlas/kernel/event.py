@@ -325,7 +325,7 @@ class TurnClosed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TurnSteered(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A hook or the critic changed the course of a turn; what was decided is never asked for again.
+    """A hook, the critic or the schema of the answer changed the course of a turn; what was decided is never asked for again.
 
     `moment`, `step` and (of a tool) `call` say where, `by` who. `text` is the reason, or what the model was told, and
     `detail` all that is behind it. `active_us` is how long the run had been executed when the critic looked.

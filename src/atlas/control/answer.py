@@ -1,0 +1,40 @@
+"""What a final answer has to be where a contract gives it a schema: JSON of that shape, and asked for again if it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+MAX_REPAIRS: Final = 2
+_SHOWN_SCHEMA: Final = 2_000
+
+
+def bare_json(text: str) -> bytes:
+    """The answer without the fence that models like to put around JSON."""
+    bare = text.strip()
+    if bare.startswith("```"):
+        bare = bare.partition("\n")[2].rpartition("```")[0]
+    return bare.encode()
+
+
+def complaint_about(
+    text: str, schema: dict[str, Any], complain: Callable[[dict[str, Any], Any], str | None]
+) -> str | None:
+    """What is wrong with an answer; None when it fits, or may be anything."""
+    if not schema:
+        return None
+    try:
+        value = msgspec.json.decode(bare_json(text))
+    except msgspec.DecodeError as error:
+        return f"it is not JSON ({error})"
+    return complain(schema, value)
+
+
+def asked_again(complaint: str, schema: dict[str, Any]) -> str:
+    """What tells the model to answer again."""
+    # Servers that take an answer format and forget about it show the model no schema.
+    shown = msgspec.json.encode(schema).decode()
+    fitting = f" that fits this schema: {shown}" if len(shown) <= _SHOWN_SCHEMA else ""
+    return f"Your answer does not fit: {complaint}. Answer again with nothing but the JSON{fitting}"
