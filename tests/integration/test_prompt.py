@@ -236,6 +236,40 @@ def test_structured_output_is_repaired_twice_at_most(vault_dir: Path) -> None:
     with_host(vault_dir, lambda request: say(answers[request.step - 1]), work, SCHEMA)
 
 
+def test_a_fork_of_a_later_turn_goes_on_in_its_session(vault_dir: Path) -> None:
+    long = " ".join(f"fact{number}" for number in range(1_500))
+    looks = call(("recall", {"handle": "t1.0", "start": long.index("fact700")}))
+    does: list[tuple[tuple[Part, ...], StopReason]] = []
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        does[:] = [call(("note", {"kind": "mission", "key": "m", "text": "never forget the kettle"})), say("ok")]
+        await ask(host, long)
+        does[:] = [say("two")]
+        await ask(host, "second")
+        does[:] = [looks, say("three")]
+        source, _ = await ask(host, "third")
+        sent = asker.requests[-2:]
+        does[:] = [say("four")]
+        await ask(host, "fourth")
+        received = [event.seq for event in await host.ledger.events(source) if event.kind == "effect.received"]
+        for at, left in ((1, 2), (received[0], 1), (received[1], 1)):
+            asker.requests.clear()
+            does[:] = [looks, say("other")][-left:]
+            forked = await host.fork(source, at)
+            assert await host.drive(forked.run_id) == "succeeded"
+            assert [request.messages for request in asker.requests] == [request.messages for request in sent[-left:]]
+            assert "fact700 fact701" in last_text(asker.requests[-1])
+            assert (await host.replay(forked.run_id)).identical
+        branch = (await host.ledger.run(forked.run_id)).session_id
+        does[:] = [call(("recall", {"handle": "t3"}), ("recall", {"handle": "turns"})), say("ok")]
+        await ask(host, "and then?", branch)
+        assert "never forget the kettle" in last_text(asker.requests[-2])
+        assert "other" in last_text(asker.requests[-1])
+        assert "fourth" not in last_text(asker.requests[-1])
+
+    with_host(vault_dir, lambda request: does.pop(0), work)
+
+
 def test_what_was_wrong_with_an_answer_comes_back_by_its_handle_and_is_found(vault_dir: Path) -> None:
     def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
         match request.step:

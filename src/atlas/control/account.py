@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from atlas.control.branch import Stretch, stretches_before
 from atlas.control.history import History, bodies, created_of
 from atlas.control.payload import unpack
 from atlas.kernel.context import Session
@@ -39,6 +40,8 @@ RECALL_TOOL: Final = "recall"
 _GLANCE: Final = 240
 _ANSWER: Final = 800
 _LOOK_BACK: Final = 100
+_FEW: Final = 8
+_MANY: Final = 100
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -273,22 +276,30 @@ def _notes_in(reply: Reply, step: Handle, history: History) -> list[Note]:
 
 async def session_before(ledger: Ledger, session_id: str, turn: int) -> Session:
     """What earlier turns leave to this one; loads one event, not a history."""
+    for stretch in await stretches_before(ledger, session_id, turn):
+        session = await _left_in(ledger, stretch, turn, _FEW if stretch.session_id == session_id else _MANY)
+        if session is not None:
+            return session
+    return Session()
+
+
+async def _left_in(ledger: Ledger, stretch: Stretch, turn: int, limit: int) -> Session | None:
+    """What the last turn of a stretch that left something did leave; `limit` runs are looked up at a time."""
     before = ""
-    while turn > 1:
-        page = await ledger.runs(RunQuery(session_id=session_id, roots_only=True, before=before, limit=8))
-        # Later turns may wait in the queue already, and they are listed first.
-        earlier = sorted((row for row in page.runs if row.turn < turn), key=lambda row: row.turn, reverse=True)
+    while True:
+        page = await ledger.runs(RunQuery(session_id=stretch.session_id, roots_only=True, before=before, limit=limit))
+        # Later turns may wait in the queue already, or lie behind the one at which it was left; they are listed first.
+        earlier = sorted((row for row in page.runs if row.turn <= stretch.last), key=lambda row: row.turn, reverse=True)
         for row in earlier:
-            session = await session_left(ledger, row.run_id, row.head_seq)
+            session = await _session_left(ledger, row.run_id, row.head_seq)
             if session is not None:
                 return session
         before = page.next
         if not before or (earlier and earlier[0].turn < turn - _LOOK_BACK):
-            break
-    return Session()
+            return None
 
 
-async def session_left(ledger: Ledger, run_id: str, last_seq: int) -> Session | None:
+async def _session_left(ledger: Ledger, run_id: str, last_seq: int) -> Session | None:
     """What a turn that is over left to the next one; reads its last events only."""
     for _, body in bodies(await ledger.events(run_id, after=max(0, last_seq - 3))):
         if isinstance(body, TurnClosed):

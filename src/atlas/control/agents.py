@@ -195,8 +195,11 @@ class Agents:
         fingerprint = _fingerprint(raw, options, kept)
         return await self._ledger.submit(self._new_run(run_id, created, options, fingerprint))
 
-    async def fork(self, source: RunCreated, point: ForkPoint, options: Options) -> Submitted:
-        """Queues a run that continues from an event of another, with the agent's code as it is now."""
+    async def fork(self, source: RunCreated, point: ForkPoint, options: Options, turn: int) -> Submitted:
+        """Queues a run that continues from an event of another, with the agent's code as it is now.
+
+        Its session branches off at `turn`, that of the other run; 0 for a child's, which is no turn.
+        """
         agent = await self._pin(source.agent)
         run_id = self._new_id(RUN)
         created = msgspec.structs.replace(
@@ -220,7 +223,7 @@ class Agents:
             critical=None,
         )
         new = self._new_run(run_id, created, options, _fingerprint(point.hash.encode(), options))
-        return await self._ledger.submit(msgspec.structs.replace(new, branch_of=source.session_id))
+        return await self._ledger.submit(msgspec.structs.replace(new, branch_of=source.session_id, branch_turn=turn))
 
     async def child(self, parent: State, call: CallMade) -> NewRun:
         """The run that a spawn call asks for; raises when its agent or input is wrong or it failed too often."""

@@ -409,9 +409,9 @@ class Host:
                 code="fork_point_open",
             )
         event = events[point - 1]
-        return await self._agents.fork(
-            state.created, ForkPoint(run_id, point, event.hash.hex()), Options(principal=events[0].principal)
-        )
+        row = await self.ledger.run(run_id)
+        forked = ForkPoint(run_id, point, event.hash.hex())
+        return await self._agents.fork(state.created, forked, Options(principal=row.principal), row.turn)
 
     async def erase(self, run_id: str, seq: int) -> None:
         """Takes the text out of one event for good; the chain still verifies and says so."""

@@ -5,7 +5,7 @@
     catch_up      what was recorded since the last search becomes findable
 
 What a turn sees is everything of its session before it and its own steps, but not its own question and not what it
-recalled. A child run sees itself only.
+recalled; in a branch also what the session that it left had recorded by then. A child run sees itself only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Final
 
 import msgspec
 
-from atlas.control.account import RECALL_TOOL, Account, Entry, events_of, read, revises, session_left
+from atlas.control.account import RECALL_TOOL, Account, Entry, events_of, read, revises, session_before
+from atlas.control.branch import Stretch, stretches_before
 from atlas.kernel.context import NOTES, TURNS
 from atlas.kernel.digest import carried
 from atlas.kernel.excerpt import page
@@ -23,11 +24,13 @@ from atlas.kernel.media import Given
 from atlas.kernel.port import Ledger
 from atlas.kernel.recall import (
     NEAR_SIZE,
+    Candidate,
     Found,
     Handle,
     Index,
     Indexed,
     Passage,
+    Query,
     parse_handle,
     passages,
     query_of,
@@ -65,7 +68,11 @@ class Recall:
         row = await self._ledger.run(run_id)
         await self.catch_up(row)
         query = query_of(words)
-        found = rank(query, await asyncio.to_thread(self._index.find, _scope(row), query, CANDIDATES), HITS)
+        candidates = await self._candidates(_scope(row), query, row.turn)
+        for stretch in await stretches_before(self._ledger, row.session_id, row.turn):
+            if stretch.session_id != row.session_id:
+                candidates += await self._candidates(stretch.session_id, query, stretch.last)
+        found = rank(query, candidates, HITS)
         if not found:
             return "Nothing recorded matches these words. Try others."
         return _listed(found, int(limit * rate))
@@ -77,18 +84,30 @@ class Recall:
     async def catch_up(self, row: RunRow) -> None:
         """Indexes what was recorded since the last search: turns before this one, and its own steps so far."""
         async with self._catching_up:
-            scope = _scope(row)
-            reach = await asyncio.to_thread(self._index.reach, scope) if row.turn else 0
-            for one in (*await self._turns(row, reach), row):
-                known = await asyncio.to_thread(self._index.run, scope, one.turn)
-                if known is None or not known.is_over:
-                    await self._add(scope, one, known.seq if known else 0)
+            for stretch in await stretches_before(self._ledger, row.session_id, row.turn):
+                for one in await self._turns(stretch):
+                    await self._learn(stretch.session_id, one)
+            await self._learn(_scope(row), row)
+
+    async def _learn(self, scope: str, row: RunRow) -> None:
+        known = await asyncio.to_thread(self._index.run, scope, row.turn)
+        if known is None or not known.is_over:
+            await self._add(scope, row, known.seq if known else 0)
+
+    async def _candidates(self, scope: str, query: Query, last: int) -> list[Candidate]:
+        """The passages of a scope up to a turn; more are looked at while those of later turns stand in their way."""
+        limit = CANDIDATES
+        while True:
+            found = await asyncio.to_thread(self._index.find, scope, query, limit)
+            kept = [one for one in found if _turn_of(one.passage.handle) <= last]
+            if all(_is_enough(found, kept, limit, is_retold) for is_retold in (False, True)):
+                return kept
+            limit *= 4
 
     async def _shown(self, row: RunRow, handle: str) -> _Shown | None:
         if handle == TURNS:
             await self.catch_up(row)
-            titles = await asyncio.to_thread(self._index.titles, _scope(row))
-            return _Shown("newest first", "\n".join(titles))
+            return _Shown("newest first", "\n".join(await self._titles(row)))
         if handle == NOTES:
             return _Shown("open", await self._notes(row))
         parsed = parse_handle(handle)
@@ -108,34 +127,44 @@ class Recall:
         """The run of a turn; looked up, not searched for, however many turns there are."""
         if turn == row.turn:
             return row.run_id
-        if turn > row.turn or turn < 1:
-            return None
-        known = await asyncio.to_thread(self._index.run, _scope(row), turn)
-        if known is None:
-            await self.catch_up(row)
-            known = await asyncio.to_thread(self._index.run, _scope(row), turn)
-        return known.run_id if known else None
+        for stretch in await stretches_before(self._ledger, row.session_id, row.turn):
+            if stretch.first <= turn <= stretch.last:
+                known = await asyncio.to_thread(self._index.run, stretch.session_id, turn)
+                if known is None:
+                    await self.catch_up(row)
+                    known = await asyncio.to_thread(self._index.run, stretch.session_id, turn)
+                return known.run_id if known else None
+        return None
+
+    async def _titles(self, row: RunRow) -> list[str]:
+        """What the turns before this one were about, newest first."""
+        found: list[str] = []
+        for stretch in await stretches_before(self._ledger, row.session_id, row.turn):
+            titles = await asyncio.to_thread(self._index.titles, stretch.session_id)
+            found += [title for title in titles if _turn_of(title.partition(" ")[0]) <= stretch.last]
+        return found
 
     async def _notes(self, row: RunRow) -> str:
         """The open notes: what the last turn left, and what this one changed."""
-        before = await self._run_of(row, row.turn - 1)
-        session = None
-        if before is not None:
-            session = await session_left(self._ledger, before, (await self._ledger.run(before)).head_seq)
+        session = await session_before(self._ledger, row.session_id, row.turn)
         account = await read(self._ledger, row.turn, await events_of(self._ledger, row.run_id))
-        notes = carried(session.notes if session else (), account.notes())
+        notes = carried(session.notes, account.notes())
         return "\n".join(note.line for note in notes) or "There are none."
 
-    async def _turns(self, row: RunRow, reach: int) -> list[RunRow]:
-        """The turns after `reach` and before this one, oldest first."""
-        missing = set(range(reach + 1, row.turn))
+    async def _turns(self, stretch: Stretch) -> list[RunRow]:
+        """The turns of a stretch that are over and may not be indexed yet, oldest first."""
+        reach = await asyncio.to_thread(self._index.reach, stretch.session_id)
+        missing = set(range(max(reach + 1, stretch.first), stretch.last + 1))
+        if stretch.first > 1:  # turn 1 is another session's, so that the reach never goes beyond it
+            titles = await asyncio.to_thread(self._index.titles, stretch.session_id)
+            missing -= {_turn_of(title.partition(" ")[0]) for title in titles}
         found: list[RunRow] = []
         before = ""
         while missing:
             limit = min(len(missing) + 8, _PAGE)
-            query = RunQuery(session_id=row.session_id, roots_only=True, before=before, limit=limit)
+            query = RunQuery(session_id=stretch.session_id, roots_only=True, before=before, limit=limit)
             page_of_runs = await self._ledger.runs(query)
-            found += [one for one in page_of_runs.runs if one.turn in missing]
+            found += [one for one in page_of_runs.runs if one.turn in missing and one.state in TERMINAL]
             missing -= {one.turn for one in page_of_runs.runs}
             before = page_of_runs.next
             if not before:
@@ -185,6 +214,17 @@ def _is_findable(entry: Entry) -> bool:
 
 def _scope(row: RunRow) -> str:
     return row.session_id if row.turn else row.run_id
+
+
+def _turn_of(handle: str) -> int:
+    parsed = parse_handle(handle)
+    return parsed.turn if parsed else 0
+
+
+def _is_enough(found: list[Candidate], kept: list[Candidate], limit: int, is_retold: bool) -> bool:
+    """Whether looking at more passages of a kind would bring nothing: there are no more, or enough are kept."""
+    seen, left = (sum(one.passage.is_retold == is_retold for one in some) for some in (found, kept))
+    return seen < limit or left >= CANDIDATES
 
 
 def _listed(found: list[Found], limit: int) -> str:

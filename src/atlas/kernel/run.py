@@ -52,7 +52,10 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class NewRun(msgspec.Struct, frozen=True):
-    """A run to be created: its row and its first event. A session that does not exist yet is created with it."""
+    """A run to be created: its row and its first event. A session that does not exist yet is created with it.
+
+    `branch_turn` is the turn of `branch_of` that the first turn of a new session takes the place of.
+    """
 
     run_id: str
     session_id: str
@@ -71,6 +74,7 @@ class NewRun(msgspec.Struct, frozen=True):
     key: str = ""
     fingerprint: str = ""
     branch_of: str = ""
+    branch_turn: int = 0
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -234,7 +238,10 @@ class SpendRow(msgspec.Struct, frozen=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True):
-    """A durable history of turns with one agent and one principal."""
+    """A durable history of turns with one agent and one principal.
+
+    `turns` is the last turn that was taken. One that branched off knows the session that it left, and at which turn.
+    """
 
     session_id: str
     agent: str
@@ -242,3 +249,4 @@ class SessionRow(msgspec.Struct, frozen=True):
     created_us: int
     turns: int
     branch_of: str = ""
+    branch_turn: int = 0

@@ -147,8 +147,9 @@ def _take_turn(desk: Desk, run: NewRun) -> int:
     """The turn of the run in its session, which is made when new; 0 for a child."""
     row = desk.one("find_session", (run.session_id,))
     if row is None:
-        turn = 1 if rule.is_turn(run) else 0
-        desk.do("insert_session", (run.session_id, run.agent, run.principal, desk.now_us, turn, run.branch_of))
+        turn = rule.first_turn(run)
+        values = (run.session_id, run.agent, run.principal, desk.now_us, turn, run.branch_of, run.branch_turn)
+        desk.do("insert_session", values)
         return turn
     agent, principal, turns = row
     rule.check_session(run, agent, principal)

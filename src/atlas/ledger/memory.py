@@ -382,10 +382,12 @@ class MemoryLedger:
     def _take_turn(self, run: NewRun) -> int:
         session = self._sessions.get(run.session_id)
         if session is None:
-            session = SessionRow(run.session_id, run.agent, run.principal, self._now_us, 0, run.branch_of)
+            branch = (run.branch_of, run.branch_turn)
+            session = SessionRow(run.session_id, run.agent, run.principal, self._now_us, 0, *branch)
+            turn = rule.first_turn(run)
         else:
             rule.check_session(run, session.agent, session.principal)
-        turn = session.turns + 1 if rule.is_turn(run) else 0
+            turn = session.turns + 1 if rule.is_turn(run) else 0
         self._set(self._sessions, run.session_id, replace(session, turns=turn or session.turns))
         return turn
 

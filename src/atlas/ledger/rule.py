@@ -112,6 +112,11 @@ def is_turn(run: NewRun) -> bool:
     return bool(run.session_id) and not run.parent_run_id
 
 
+def first_turn(run: NewRun) -> int:
+    """The turn of the run in a session that is made with it; 0 when it takes none."""
+    return max(run.branch_turn, 1) if is_turn(run) else 0
+
+
 def utc_day(now_us: int) -> str:
     """The UTC day, as YYYY-MM-DD."""
     return _day_text(now_us // _DAY_US)

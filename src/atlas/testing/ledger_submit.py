@@ -122,6 +122,23 @@ async def a_branch_remembers_its_session(scene: Scene) -> None:
 
 
 @case
+async def a_branch_goes_on_from_the_turn_that_it_leaves(scene: Scene) -> None:
+    first = await scene.submit()
+    await scene.submit(session_id=first.session_id)
+    branch = await scene.submit(branch_of=first.session_id, branch_turn=2)
+    session = await scene.ledger.session(branch.session_id)
+    assert (session.branch_of, session.branch_turn, session.turns) == (first.session_id, 2, 2)
+    later = await scene.submit(session_id=branch.session_id)
+    turns = [(await scene.ledger.run(one.run_id)).turn for one in (branch, later)]
+    assert turns == [2, 3]
+    assert (await scene.ledger.session(first.session_id)).turns == 2, "the session it left is as it was"
+    lease = await scene.take(branch.run_id)
+    assert await scene.claim_ids() == [first.run_id]
+    await scene.end(lease)
+    assert await scene.claim_ids() == [later.run_id]
+
+
+@case
 async def what_does_not_exist_is_not_found(scene: Scene) -> None:
     with refused(NotFound):
         await scene.ledger.run("run_that_never_was")

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from atlas.control.account import done_of, session_before
 from atlas.control.history import load
@@ -67,8 +68,10 @@ class Recorder:
         self.runs.append(run_id)
         raw = msgspec.json.encode({"text": user} if isinstance(user, str) else user)
         fork, parent = changes.pop("fork", None), changes.pop("parent_run_id", "")
+        left, at = changes.pop("leaves", ("", 0))
         created = RunCreated("a", "1", Payload(msgspec.Raw(raw)), "snap", session, "seed", "prompt", fork=fork)
         new = NewRun(run_id, session, "a", "1", "snap", "owner", self._draft(created), run_id, parent_run_id=parent)
+        new = replace(new, branch_of=left, branch_turn=at)
         await self.ledger.submit(new)
         return run_id
 
@@ -363,6 +366,64 @@ def test_a_fork_knows_what_it_continues() -> None:
         await it.begin("go", "ses_branch", fork=ForkPoint(source, events[-1].seq, events[-1].hash.hex()))
         assert await it.whole("t1.1.1") == "the kettle is under the stair"
         assert "t1.1.1" in await it.find("kettle")
+
+    recorded(work)
+
+
+def test_a_branch_knows_what_stood_before_it_and_nothing_that_came_later() -> None:
+    async def work(it: Recorder) -> None:
+        await it.begin("the kettle is in the cellar")
+        await it.say(1, "", ("note", {"kind": "mission", "key": "m", "text": "never forget the lantern"}))
+        await it.say(2, "ok")
+        await it.end()
+        await it.turn("the teapot is on the shelf", "ok", "a result")
+        for number in range(3, 60):
+            await it.turn(f"the kettle, the teapot and the lantern are gone, {number}", "ok")
+        await it.begin("where is the kettle?", "ses_b", leaves=("ses_a", 3))
+        assert (await it.ledger.run(it.runs[-1])).turn == 3
+        session = await session_before(it.ledger, "ses_b", 3)
+        assert (session.turns, [said.turn for said in session.recent]) == (2, [1, 2])
+        assert await it.whole("t1.0") == "the kettle is in the cellar"
+        assert await it.whole("t2.1.1") == "a result"
+        assert await it.whole("t3.0") == "where is the kettle?"
+        assert (await it.show("t4.0")).startswith("There is no ")
+        assert "never forget the lantern" in await it.whole("notes")
+        assert [line.split()[0] for line in (await it.whole("turns")).splitlines()] == ["t2", "t1"]
+        found = await it.find("kettle teapot")
+        assert "t1.0" in found
+        assert "t2.0" in found
+        assert "gone" not in found
+        await it.say(1, "it is in the cellar")
+        await it.end()
+
+        await it.begin("and the teapot?", "ses_b")
+        assert await it.whole("t3.1") == "it is in the cellar"
+        assert [line.split()[0] for line in (await it.whole("turns")).splitlines()] == ["t3", "t2", "t1"]
+        assert "gone" not in await it.find("kettle teapot")
+        await it.say(1, "on the shelf")
+        await it.end()
+
+        await it.begin("and the lantern?", "ses_c", leaves=("ses_b", 4))
+        assert await it.whole("t3.1") == "it is in the cellar"
+        assert await it.whole("t1.0") == "the kettle is in the cellar"
+        assert await it.whole("t4.0") == "and the lantern?"
+        await it.end()
+        await it.begin("where else?", "ses_d", leaves=("ses_b", 3))
+        assert await it.whole("t2.0") == "the teapot is on the shelf"
+        assert await it.whole("t3.0") == "where else?"
+        assert (await session_before(it.ledger, "ses_d", 3)).turns == 2
+
+    recorded(work)
+
+
+def test_search_in_a_branch_finds_what_many_later_turns_of_the_session_it_left_say_better() -> None:
+    async def work(it: Recorder) -> None:
+        await it.turn("somewhere in a long sentence of other words there is a kettle", "ok")
+        for _ in range(120):
+            await it.turn("kettle kettle", "kettle")
+            await it.turn("which?", "a kettle", "kettle", tool="recall")
+        await it.begin("where?", "ses_b", leaves=("ses_a", 2))
+        assert "handle='t1.0'" in await it.find("kettle")
 
     recorded(work)
 

@@ -199,7 +199,8 @@ SELECT 1 FROM run WHERE run_id = %s;
 SELECT agent, principal, turns FROM session WHERE session_id = %s;
 
 -- name: insert_session
-INSERT INTO session (session_id, agent, principal, created_us, turns, branch_of) VALUES (%s, %s, %s, %s, %s, %s);
+INSERT INTO session (session_id, agent, principal, created_us, turns, branch_of, branch_turn)
+VALUES (%s, %s, %s, %s, %s, %s, %s);
 
 -- name: take_turn
 UPDATE session SET turns = %s WHERE session_id = %s;
@@ -370,7 +371,7 @@ parent_run_id = ''
 ORDER BY {order} LIMIT %(limit)s
 
 -- name: get_session
-SELECT session_id, agent, principal, created_us, turns, branch_of FROM session WHERE session_id = %s;
+SELECT session_id, agent, principal, created_us, turns, branch_of, branch_turn FROM session WHERE session_id = %s;
 
 -- name: list_inbox
 SELECT run_id, effect, kind, agent, principal, body, created_us FROM inbox ORDER BY created_us, run_id, effect;

@@ -101,7 +101,8 @@ SELECT 1 FROM run WHERE run_id = ?;
 SELECT agent, principal, turns FROM session WHERE session_id = ?;
 
 -- name: insert_session
-INSERT INTO session (session_id, agent, principal, created_us, turns, branch_of) VALUES (?, ?, ?, ?, ?, ?);
+INSERT INTO session (session_id, agent, principal, created_us, turns, branch_of, branch_turn)
+VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: take_turn
 UPDATE session SET turns = ? WHERE session_id = ?;
@@ -278,7 +279,7 @@ run_id < :before
 ORDER BY run_id DESC LIMIT :limit
 
 -- name: get_session
-SELECT session_id, agent, principal, created_us, turns, branch_of FROM session WHERE session_id = ?;
+SELECT session_id, agent, principal, created_us, turns, branch_of, branch_turn FROM session WHERE session_id = ?;
 
 -- name: list_inbox
 SELECT run_id, effect, kind, agent, principal, body, created_us FROM inbox ORDER BY created_us, run_id, effect;
