@@ -291,7 +291,7 @@ async def _left_in(ledger: Ledger, stretch: Stretch, turn: int, limit: int) -> S
         # Later turns may wait in the queue already, or lie behind the one at which it was left; they are listed first.
         earlier = sorted((row for row in page.runs if row.turn <= stretch.last), key=lambda row: row.turn, reverse=True)
         for row in earlier:
-            session = await _session_left(ledger, row.run_id, row.head_seq)
+            session = await session_left(ledger, row.run_id, row.head_seq)
             if session is not None:
                 return session
         before = page.next
@@ -299,7 +299,7 @@ async def _left_in(ledger: Ledger, stretch: Stretch, turn: int, limit: int) -> S
             return None
 
 
-async def _session_left(ledger: Ledger, run_id: str, last_seq: int) -> Session | None:
+async def session_left(ledger: Ledger, run_id: str, last_seq: int) -> Session | None:
     """What a turn that is over left to the next one; reads its last events only."""
     for _, body in bodies(await ledger.events(run_id, after=max(0, last_seq - 3))):
         if isinstance(body, TurnClosed):
