@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from atlas.control.agents import Agents, Inline
+    from atlas.control.agents import Agents
     from atlas.control.authority import FileAuthority
     from atlas.control.delta import Deltas
     from atlas.control.granting import GrantingAuthority
     from atlas.control.hookset import HookSet
+    from atlas.control.pinned import Inline
     from atlas.control.prompt import Prompts
     from atlas.control.redaction import Redaction
     from atlas.control.service import Asker
@@ -171,7 +172,7 @@ def ledger_of(ledger: Ledger, environ: Mapping[str, str]) -> Ledger:
 
 def inline_of(agent: Agent | type[AgentBase]) -> Inline:
     """An agent that is defined in code, as the host takes it; Invalid when it cannot be one."""
-    from atlas.control.agents import Inline
+    from atlas.control.pinned import Inline
     from atlas.engine.agent import AgentBase
     from atlas.kernel.errors import Invalid
     from atlas.tools.agent import Agent

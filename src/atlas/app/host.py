@@ -181,8 +181,9 @@ async def _crew(
     stack: AsyncExitStack, setting: Setting, ledger: Ledger, agents: Sequence[Agent | type[AgentBase]]
 ) -> Crew:
     """What executes: everything that enters it from outside passes through the redaction."""
-    from atlas.control.agents import INLINE_PLACE, Agents
+    from atlas.control.agents import Agents
     from atlas.control.delta import Deltas
+    from atlas.control.pinned import INLINE_PLACE
     from atlas.control.redacted import PublicEnviron, RedactedAsker, RedactedExecutor, RedactedTools
     from atlas.control.redaction import Redaction
     from atlas.engine.inline import InlineExecutor

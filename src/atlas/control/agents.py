@@ -1,39 +1,33 @@
-"""Agents as runs need them: submitted, spawned and executed from a pinned snapshot of their folder."""
+"""Agents as runs need them: submitted, forked, spawned and executed as they were pinned."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from atlas.control.history import History
+from atlas.control.option import Options, checked, chosen_model, critical, fingerprint_of, narrowing
 from atlas.control.payload import pack, unpack
-from atlas.kernel.budget import micro_usd, pool_of
+from atlas.control.pinned import Pinned, Pins
+from atlas.kernel.budget import pool_of
 from atlas.kernel.code import CallMade, Job
 from atlas.kernel.config import Execution
-from atlas.kernel.contract import Budget, Contract, ModelName
+from atlas.kernel.contract import Budget, Contract
 from atlas.kernel.decide import deadline_us
-from atlas.kernel.errors import AtlasError, CircuitOpen, Conflict, ErrorRecord, Invalid, Problem, RunFailed, Unavailable
-from atlas.kernel.event import Critical, ForkPoint, InputFile, Limits, RunCreated, draft
+from atlas.kernel.errors import AtlasError, CircuitOpen, ErrorRecord, Invalid, Problem, RunFailed, Unavailable
+from atlas.kernel.event import ForkPoint, InputFile, Limits, RunCreated, draft
 from atlas.kernel.hold import Pool
 from atlas.kernel.ident import RUN, SESSION, new_id
 from atlas.kernel.media import MAX_FILES, examine
 from atlas.kernel.policy import descend
 from atlas.kernel.port import Clock, Ledger, Vault
-from atlas.kernel.principal import check_principal
 from atlas.kernel.rule import Ancestor
 from atlas.kernel.run import NewRun, Submitted
 from atlas.kernel.state import State
-from atlas.kernel.tool import LoadedTool, ToolDefinition
 
 NO_BUDGET: Final = Budget()
-INLINE_PLACE = "inline:"
-"""Where a run of an agent that is defined in code may be driven: in a process that has that agent."""
-_INLINE_FILE = "inline.json"
-_CONTRACT_FILE = "agent.yaml"
-_MOST_USD: Final = 1_000_000_000
 
 
 class Schema(Protocol):
@@ -46,63 +40,6 @@ class Schema(Protocol):
     def complaints(self, value: Any) -> list[str]:
         """What is wrong with `value`, each with its path."""
         ...
-
-
-class Inline(msgspec.Struct, frozen=True):
-    """An agent that is defined in code: a class, or instructions with functions as tools."""
-
-    contract: Contract
-    instructions: str = ""
-    tools: tuple[LoadedTool, ...] = ()
-    cls: type | None = None
-
-    @property
-    def place(self) -> str:
-        """Where its runs are driven, and what stands for the folder of its tools."""
-        return f"{INLINE_PLACE}{self.contract.name}"
-
-    def is_same(self, other: Inline) -> bool:
-        """Whether both are one agent, down to the very functions."""
-
-        def parts(one: Inline) -> tuple[object, ...]:
-            return one.contract, one.instructions, one.cls, tuple(tool.function for tool in one.tools)
-
-        return parts(self) == parts(other)
-
-
-class Words(msgspec.Struct, frozen=True):
-    """What a run pins of a prompt agent that is defined in code: all but the functions of its tools."""
-
-    contract: Contract
-    instructions: str
-    tools: tuple[ToolDefinition, ...]
-
-
-class Pinned(msgspec.Struct, frozen=True):
-    """An agent as a run sees it: fixed when the run was submitted. `words` are those of one defined in code."""
-
-    contract: Contract
-    snapshot: str
-    folder: str
-    place: str = ""
-    words: Words | None = None
-
-
-class Options(msgspec.Struct, frozen=True):
-    """How a run is submitted."""
-
-    session_id: str = ""
-    key: str = ""
-    priority: int = 0
-    due_us: int = 0
-    unattended: bool = False
-    principal: str = "owner"
-    budget_usd: float | None = None
-    critical_usd: float = 0.0
-    why: str = ""
-    allow: tuple[str, ...] | None = None
-    deny: tuple[str, ...] = ()
-    model: ModelName | None = None
 
 
 class Agents:
@@ -120,7 +57,7 @@ class Agents:
         fleet: Budget = NO_BUDGET,
         check_hooks: Callable[[Contract], None] = lambda _: None,
     ) -> None:
-        self._vault = vault
+        self.pins = Pins(vault, ledger)
         self._ledger = ledger
         self._clock = clock
         self._execution = execution
@@ -129,24 +66,7 @@ class Agents:
         self._check_model = check_model
         self._check_hooks = check_hooks
         self._fleet = fleet
-        self._inline: dict[str, Inline] = {}
-        self._pinned: dict[str, Pinned] = {}
         self._schemas: dict[tuple[str, str], Schema] = {}
-
-    def add(self, agent: Inline) -> None:
-        """Makes an agent that is defined in code known; Conflict when another one has its name."""
-        name = agent.contract.name
-        known = self._inline.get(name)
-        if known is not None and known.is_same(agent):
-            return
-        if known is not None or name in self._vault.agents():
-            where = "this vault" if known is None else "this Atlas"
-            raise Conflict(
-                f"{where} has another agent called {name}",
-                hint="Give one of them another name; to run one agent again, pass the same Agent.",
-                code="agent_name_taken",
-            )
-        self._inline[name] = agent
 
     async def submit(
         self,
@@ -158,11 +78,11 @@ class Agents:
         detached: bool = False,
     ) -> Submitted:
         """Queues a run of the agent on a valid input; the same key gives the same run."""
-        options = _checked(options)
-        agent = await self._pin(name)
+        options = checked(options)
+        agent = await self.pins.pin(name)
         _require_available(agent.contract)
         self._check_hooks(agent.contract)
-        model = _chosen_model(agent.contract, options)
+        model = chosen_model(agent.contract, options)
         if not detached:
             await self._require_model(agent.contract, model)
         valid = self._valid_input(agent, value)
@@ -188,19 +108,18 @@ class Agents:
             files=kept,
             pools=self._root_pools(run_id, agent.contract, options.budget_usd),
             lineage=(_as_ancestor(agent.contract),),
-            narrow=_narrowing(agent.contract.name, options),
-            critical=_critical(options),
+            narrow=narrowing(agent.contract.name, options),
+            critical=critical(options),
             model=model,
         )
-        fingerprint = _fingerprint(raw, options, kept)
-        return await self._ledger.submit(self._new_run(run_id, created, options, fingerprint))
+        return await self._ledger.submit(self._new_run(run_id, created, options, fingerprint_of(raw, options, kept)))
 
     async def fork(self, source: RunCreated, point: ForkPoint, options: Options, turn: int) -> Submitted:
         """Queues a run that continues from an event of another, with the agent's code as it is now.
 
         Its session branches off at `turn`, that of the other run; 0 for a child's, which is no turn.
         """
-        agent = await self._pin(source.agent)
+        agent = await self.pins.pin(source.agent)
         run_id = self._new_id(RUN)
         created = msgspec.structs.replace(
             source,
@@ -222,13 +141,13 @@ class Agents:
             lineage=descend(source.lineage, _as_ancestor(agent.contract)),
             critical=None,
         )
-        new = self._new_run(run_id, created, options, _fingerprint(point.hash.encode(), options))
+        new = self._new_run(run_id, created, options, fingerprint_of(point.hash.encode(), options))
         return await self._ledger.submit(msgspec.structs.replace(new, branch_of=source.session_id, branch_turn=turn))
 
     async def child(self, parent: State, call: CallMade) -> NewRun:
         """The run that a spawn call asks for; raises when its agent or input is wrong or it failed too often."""
         asked = msgspec.json.decode(call.args)
-        agent = await self._pin(str(asked["agent"]))
+        agent = await self.pins.pin(str(asked["agent"]))
         _require_available(agent.contract)
         self._check_hooks(agent.contract)
         await self._require_model(agent.contract)
@@ -261,7 +180,7 @@ class Agents:
     async def job(self, state: State, history: History, now_us: int) -> Job:
         """The job that executes the run's pinned code."""
         created = state.created
-        agent = await self._pinned_agent(created)
+        agent = await self.pins.of_run(created.agent, created.snapshot)
         lifecycle = agent.contract.lifecycle
         return Job(
             run_id=state.run_id,
@@ -288,16 +207,16 @@ class Agents:
 
     async def contract_of(self, created: RunCreated) -> Contract:
         """The contract that a run pins."""
-        return (await self._pinned_agent(created)).contract
+        return (await self.pins.of_run(created.agent, created.snapshot)).contract
 
     async def secrets(self, job: Job) -> tuple[str, ...]:
         """The names of the secrets that the contract behind a job lets its code have."""
-        agent = await (self.pinned(job.snapshot) if is_stored(job.snapshot) else self._pin(job.agent))
+        agent = await self.pins.of_run(job.agent, job.snapshot)
         return agent.contract.secrets
 
     async def check_output(self, state: State, output: msgspec.Raw) -> ErrorRecord | None:
         """What is wrong with an output under the run's pinned contract."""
-        agent = await self._pinned_agent(state.created)
+        agent = await self.pins.of_run(state.created.agent, state.created.snapshot)
         if not agent.contract.output.schema:
             return None
         complaints = self._schema(agent, "output", agent.contract.output.schema).complaints(msgspec.json.decode(output))
@@ -308,56 +227,6 @@ class Agents:
             hint="Compare what execute() returns with output.schema in agent.yaml.",
             code="output_invalid",
         ).record()
-
-    async def pinned(self, snapshot: str) -> Pinned:
-        """The agent that a snapshot pins."""
-        return self._pinned.get(snapshot) or await self._open(snapshot)
-
-    async def _pin(self, name: str) -> Pinned:
-        inline = self._inline.get(name)
-        if inline is not None:
-            return await self._pin_inline(inline)
-        snapshot = self._vault.snapshot(name)
-        known = self._pinned.get(snapshot.digest)
-        if known is not None:
-            return known
-        if self._vault.placed(snapshot.digest) is None:
-            files = {path: self._vault.read(name, path) for path in snapshot.files}
-            await self._store(snapshot.digest, files)
-            self._vault.place(snapshot.digest, files)
-        return await self._open(snapshot.digest)
-
-    async def _pin_inline(self, inline: Inline) -> Pinned:
-        """A class is pinned by its name alone; of a prompt agent everything but its tools' functions is."""
-        if inline.contract.runtime != "prompt":
-            return Pinned(inline.contract, inline.place, "", inline.place)
-        # Where a function stands in its file is not part of what it is.
-        tools = tuple(msgspec.structs.replace(tool.definition, where="") for tool in inline.tools)
-        raw = msgspec.json.encode(Words(inline.contract, inline.instructions, tools))
-        manifest = {_INLINE_FILE: hashlib.sha256(raw).hexdigest()}
-        digest = hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
-        if digest not in self._pinned:
-            await self._store(digest, {_INLINE_FILE: raw})
-        return await self.pinned(digest)
-
-    async def _pinned_agent(self, created: RunCreated) -> Pinned:
-        return await (self.pinned(created.snapshot) if is_stored(created.snapshot) else self._pin(created.agent))
-
-    async def _open(self, digest: str) -> Pinned:
-        folder = self._vault.placed(digest)
-        if folder is None:
-            files = await self._fetch(digest)
-            if _INLINE_FILE in files and _CONTRACT_FILE not in files:
-                return self._open_inline(digest, files[_INLINE_FILE])
-            folder = self._vault.place(digest, files)
-        pinned = self._pinned[digest] = Pinned(self._vault.contract_in(folder), digest, folder)
-        return pinned
-
-    def _open_inline(self, digest: str, raw: bytes) -> Pinned:
-        words = msgspec.json.decode(raw, type=Words)
-        place = f"{INLINE_PLACE}{words.contract.name}"
-        pinned = self._pinned[digest] = Pinned(words.contract, digest, "", place, words)
-        return pinned
 
     async def _require_model(self, contract: Contract, chosen: str = "") -> None:
         """Refuses a prompt agent that no model could answer for, before there is a run."""
@@ -380,21 +249,6 @@ class Agents:
         for _, data in files:
             await self._ledger.put_blob(data)
         return found
-
-    async def _store(self, digest: str, files: Mapping[str, bytes]) -> None:
-        """Keeps the files as blobs, so that any machine that shares the ledger can place them again."""
-        manifest = {path: await self._ledger.put_blob(data) for path, data in sorted(files.items())}
-        stored = await self._ledger.put_blob(msgspec.json.encode(manifest))
-        if stored != digest:
-            raise Invalid(
-                "the agent's folder changed while it was read",
-                hint="Run the command again.",
-                code="snapshot_changed",
-            )
-
-    async def _fetch(self, digest: str) -> dict[str, bytes]:
-        manifest = msgspec.json.decode(await self._ledger.get_blob(digest), type=dict[str, str])
-        return {path: await self._ledger.get_blob(blob) for path, blob in manifest.items()}
 
     def _valid_input(self, agent: Pinned, value: Any) -> Any:
         schema = agent.contract.input.schema
@@ -486,34 +340,9 @@ class Agents:
         return new_id(prefix, self._clock.now_us(), self._clock.entropy(10))
 
 
-def _checked(options: Options) -> Options:
-    """Options of the types they say; what a program passes is not checked by anybody before."""
-    try:
-        checked = msgspec.convert(msgspec.structs.asdict(options), Options)
-    except msgspec.ValidationError as error:
-        raise Invalid(f"an option is of the wrong type: {error}", code="option_invalid") from None
-    check_principal(checked.principal)
-    _check_money("budget_usd", checked.budget_usd)
-    _check_money("critical_usd", checked.critical_usd)
-    return checked
-
-
-def _check_money(name: str, amount: float | None) -> None:
-    if amount is not None and not 0 <= amount <= _MOST_USD:
-        hint = f"Give dollars, from 0 to {_MOST_USD:,}."
-        raise Invalid(f"{name} is no amount: {amount:g}", hint=hint, code="option_invalid")
-
-
 def _own_pool(run_id: str, contract: Contract) -> tuple[Pool, ...]:
     pool = pool_of(run_id, (contract.budget,))
     return () if pool is None else (pool,)
-
-
-def _narrowing(agent: str, options: Options) -> Ancestor | None:
-    """What whoever submits a run takes away from it."""
-    if options.allow is None and not options.deny:
-        return None
-    return Ancestor(agent, options.allow, options.deny)
 
 
 def _as_ancestor(contract: Contract) -> Ancestor:
@@ -526,29 +355,6 @@ def _require_words(contract: Contract, value: Any) -> None:
     if contract.runtime == "prompt" and not contract.input.schema and value in ({}, "", {"text": ""}):
         hint = f"atlas run {contract.name} 'What to do'"
         raise Invalid(f"nothing was said to {contract.name}", hint=hint, code="input_missing")
-
-
-def _chosen_model(contract: Contract, options: Options) -> str:
-    """The model that was chosen for a run; empty for the contract's own."""
-    if options.model is None:
-        return ""
-    if contract.runtime != "prompt":
-        hint = "Only a prompt agent takes a model; code names its models itself."
-        raise Invalid(f"{contract.name} takes no model", hint=hint, code="model_not_taken")
-    if options.model == contract.model.preference:
-        return ""
-    if not contract.model.override_allowed:
-        hint = f"Its contract says model.override_allowed: false; it asks {contract.model.preference}."
-        raise Invalid(f"{contract.name} asks no other model", hint=hint, code="model_fixed")
-    return options.model
-
-
-def _critical(options: Options) -> Critical | None:
-    if not options.critical_usd:
-        return None
-    if not options.why.strip():
-        raise Invalid("to raise a cap, say why", hint="--critical USD --why TEXT", code="why_missing")
-    return Critical(micro_usd(options.critical_usd), options.why, options.principal)
 
 
 def _require_available(contract: Contract) -> None:
@@ -581,20 +387,3 @@ def _narrow(own: Limits, parent: Limits) -> Limits:
         tree_tokens=parent.tree_tokens,
         cancel_grace_s=min(own.cancel_grace_s, parent.cancel_grace_s),
     )
-
-
-def is_stored(snapshot: str) -> bool:
-    """Whether the ledger holds what a run pins; of an agent that is a class of a program only its name is known."""
-    return not snapshot.startswith(INLINE_PLACE)
-
-
-def _fingerprint(raw: bytes, options: Options, files: Sequence[InputFile] = ()) -> str:
-    """What makes two submissions under one key the same."""
-    chosen = msgspec.json.encode([options.session_id, options.priority, options.unattended])
-    limits = (options.budget_usd, options.critical_usd, options.allow, options.deny)
-    if limits != (None, 0.0, None, ()):
-        chosen += msgspec.json.encode(limits)
-    if options.model is not None:
-        chosen += msgspec.json.encode({"model": options.model})
-    given = b"\0" + msgspec.json.encode(files) if files else b""
-    return hashlib.sha256(raw + b"\0" + chosen + given).hexdigest()

@@ -179,7 +179,7 @@ class Desks:
 
     async def lay(self, job: Job) -> Desk:
         """The desk for a job; persona edits count from the next turn on. An agent's own tools hide the vault's."""
-        agent = await self._agents.pinned(job.snapshot)
+        agent = await self._agents.pins.open(job.snapshot)
         contract, words = agent.contract, agent.words
         if words is not None:
             # What it declared when the run was submitted; whoever performs a call has the functions.

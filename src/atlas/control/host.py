@@ -11,14 +11,16 @@ from typing import Any, Self
 
 import msgspec
 
-from atlas.control.agents import Agents, Inline, Options
+from atlas.control.agents import Agents
 from atlas.control.approval import Approvals
 from atlas.control.costs import Bookkeeper
 from atlas.control.delta import Deltas
 from atlas.control.drive import Driver
 from atlas.control.history import created_of, glance, load
 from atlas.control.inbox_files import InboxFiles, InboxFolder
+from atlas.control.option import Options
 from atlas.control.payload import unpack
+from atlas.control.pinned import Inline
 from atlas.control.prompt import Prompts
 from atlas.control.redaction import Redaction
 from atlas.control.replay import replay_run
@@ -169,7 +171,7 @@ class Host:
 
     def add(self, agent: Inline) -> None:
         """Makes an agent that is defined in code known here, and drives its runs; Conflict when its name is taken."""
-        self._agents.add(agent)
+        self._agents.pins.add(agent)
         self._add_tools(agent.place, agent.tools)
         self._driver.serve(agent.place)
 

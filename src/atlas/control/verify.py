@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from atlas.control.agents import is_stored
 from atlas.control.history import bodies, created_of
+from atlas.control.pinned import is_stored
 from atlas.control.report import VerifyReport
 from atlas.kernel.chain import Finding, check_chain
 from atlas.kernel.errors import Fault, LedgerCorrupt, NotFound

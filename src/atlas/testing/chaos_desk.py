@@ -11,8 +11,9 @@ from typing import Final, Self
 
 import msgspec
 
-from atlas.control.agents import Agents, Options
+from atlas.control.agents import Agents
 from atlas.control.history import bodies
+from atlas.control.option import Options
 from atlas.control.report import VerifyReport
 from atlas.control.signal import AnswerBody, ResolveBody
 from atlas.control.verify import verify_all
