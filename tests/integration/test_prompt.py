@@ -282,7 +282,7 @@ def test_what_was_wrong_with_an_answer_comes_back_by_its_handle_and_is_found(vau
                 assert "t1.1.1 (observed), bytes" in last_text(request)
                 assert "Your answer does not fit: it is not JSON" in last_text(request)
                 return call(("recall", {"find": "answer does not fit"}))
-        assert "recall(handle='t1.1.1') Your answer does not fit" in last_text(request)
+        assert "recall(handle='t1.1.1') (observed) Your answer does not fit" in last_text(request)
         return say('{"n": 1}')
 
     async def work(host: Host, asker: FakeAsker) -> None:
@@ -438,7 +438,7 @@ def test_recall_reads_what_stands_before_it_in_its_own_step(vault_dir: Path) -> 
         await ask(host, "go")
         results = [part.text for part in asker.requests[1].messages[-1].parts if isinstance(part, ToolResult)]
         _, found, result, step = results
-        assert "recall(handle='t1.1.1') The brass kettle is in the attic." in found
+        assert "recall(handle='t1.1.1') (observed) The brass kettle is in the attic." in found
         assert "The brass kettle is in the attic." in result
         assert "I look for the zinc gate." in step
 

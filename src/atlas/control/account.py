@@ -124,7 +124,10 @@ class Account:
 
     def provenance(self, handle: Handle) -> str:
         """Who is behind what the handle shows."""
-        return next((entry.provenance for entry in self.entries if entry.handle == handle), "recorded")
+        found = next((entry.provenance for entry in self.entries if entry.handle == handle), None)
+        call = self._call(handle) if found is None else None
+        is_note = call is not None and call.name == NOTE_TOOL and handle not in self._refused
+        return found or ("noted" if is_note else "recorded")
 
     def notes(self) -> tuple[Note, ...]:
         """The notes that the run took, in order."""
@@ -162,10 +165,14 @@ class Account:
 
     def _unperformed(self, handle: Handle) -> str | None:
         """A call that was answered without being performed: a note, an unknown tool, arguments that do not fit."""
+        call = self._call(handle)
+        return None if call is None else _written(call)
+
+    def _call(self, handle: Handle) -> ToolCall | None:
+        """The call as the model made it, whatever became of it."""
         for entry in self.entries:
             if entry.handle == Handle(handle.turn, handle.step) and handle.call and handle.call <= len(entry.calls):
-                call = entry.calls[handle.call - 1]
-                return _written(call)
+                return entry.calls[handle.call - 1]
         return None
 
 
@@ -369,6 +376,18 @@ def handle_of(effect: str, turn: int) -> Handle | None:
     if kind == "tool" and step.isdigit() and call.isdigit():
         return Handle(turn, int(step), int(call))
     return None
+
+
+def origin(handle: Handle) -> str:
+    """Who is behind what search found under a handle; its form tells, because it finds no notes beside what took them."""
+    match handle:
+        case Handle(step=None):
+            return "recorded"
+        case Handle(step=0, call=None):
+            return "user"
+        case Handle(call=None):
+            return "claimed"
+    return "observed"
 
 
 def user_text(raw: msgspec.Raw, files: Sequence[InputFile] = ()) -> str:

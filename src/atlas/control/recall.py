@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from atlas.control.account import RECALL_TOOL, Account, Entry, events_of, read, revises, session_before
+from atlas.control.account import RECALL_TOOL, Account, Entry, events_of, origin, read, revises, session_before
 from atlas.control.branch import Stretch, stretches_before
 from atlas.kernel.context import NOTES, TURNS
 from atlas.kernel.digest import carried
@@ -228,12 +228,14 @@ def _is_enough(found: list[Candidate], kept: list[Candidate], limit: int, is_ret
 
 
 def _listed(found: list[Found], limit: int) -> str:
-    """Hits as the calls that open them, each turn's title above its first one, as many as fit; the best one always."""
+    """Hits as the calls that open them and who is behind them, each turn's title above its first one, as many as fit; the best one always."""
     lines: list[str] = []
     for hit in found:
         call = f"recall(handle='{hit.handle}', start={hit.start})" if hit.start else f"recall(handle='{hit.handle}')"
         title = f"[{hit.title}]"
-        added = [f"{call} {hit.snippet}".strip()] if title in lines else [title, f"{call} {hit.snippet}".strip()]
+        parsed = parse_handle(hit.handle)
+        line = f"{call} ({origin(parsed)}) {hit.snippet}".strip() if parsed else call
+        added = [line] if title in lines else [title, line]
         limit -= sum(text_size(one) + 2 for one in added)
         if limit < 0:
             return "\n".join(lines) or call

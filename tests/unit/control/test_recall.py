@@ -22,6 +22,7 @@ from atlas.kernel.digest import close, title_of
 from atlas.kernel.errors import ErrorRecord, LimitRefused
 from atlas.kernel.event import (
     Body,
+    CallAnswered,
     EffectReceived,
     ForkPoint,
     Payload,
@@ -194,6 +195,41 @@ def test_a_page_says_who_is_behind_it() -> None:
     recorded(work)
 
 
+def test_a_note_that_was_taken_is_shown_as_noted_and_one_that_was_refused_is_not() -> None:
+    async def work(it: Recorder) -> None:
+        await it.begin("go")
+        note = {"kind": "fact", "key": "kettle", "text": "it leaks"}
+        await it.say(1, "", ("note", note), ("note", {**note, "importance": "high"}), ("nope", {}))
+        await it.write(CallAnswered(1, 2, Payload(msgspec.Raw(b'"They do not fit."'))))
+        await it.say(2, "done")
+        await it.end()
+        await it.begin("next")
+        assert (await it.show("t1.1.1")).startswith("t1.1.1 (noted)")
+        assert (await it.show("t1.1.2")).startswith("t1.1.2 (observed)")
+        assert (await it.show("t1.1.3")).startswith("t1.1.3 (recorded)")
+
+    recorded(work)
+
+
+def test_a_hit_says_who_is_behind_it_as_its_page_does() -> None:
+    async def work(it: Recorder) -> None:
+        await it.begin("the kettle of the user")
+        await it.say(1, "the kettle of the model", ("fetch", {"name": "a"}), ("nope", {}))
+        await it.answer(1, 1, "fetch", "the kettle of the tool")
+        await it.write(CallAnswered(1, 2, Payload(msgspec.Raw(b'"There is no kettle nope."'))))
+        await it.say(2, "done")
+        await it.write(TurnSteered("should_continue_after_stop", 2, "continue", "gate", text="the kettle of the hook"))
+        await it.say(3, "a last one")
+        await it.end()
+        await it.begin("next")
+        hits = re.findall(r"recall\(handle='([^']+)'\) \((\w+)\)", await it.find("kettle"))
+        assert {("t1.0", "user"), ("t1.1", "claimed"), ("t1.1.1", "observed"), ("t1.2.1", "observed")} <= set(hits)
+        for handle, who in hits:
+            assert (await it.show(handle)).startswith(f"{handle} ({who}), bytes")
+
+    recorded(work)
+
+
 def test_a_turn_is_shown_as_a_list_of_what_can_be_opened() -> None:
     async def work(it: Recorder) -> None:
         await it.turn("the words", "the answer", "r" * 5_000)
@@ -257,7 +293,7 @@ def test_search_looks_into_blobs_and_opens_the_place() -> None:
         )
         await it.begin("next")
         found = re.search(
-            r"recall\(handle='(t1\.1\.1)', start=(\d+)\) The brass lantern", await it.find("brass lantern")
+            r"recall\(handle='(t1\.1\.1)', start=(\d+)\) \(observed\) The brass lantern", await it.find("brass lantern")
         )
         assert found is not None
         assert "The brass lantern is at Q7." in await it.show(found.group(1), int(found.group(2)))
@@ -277,7 +313,7 @@ def test_search_opens_the_place_in_what_was_asked_for_whatever_stands_around_it(
         await it.end()
         await it.begin("next")
         hit = await it.find("brass lantern")
-        found = re.search(r"recall\(handle='(t1\.1)', start=(\d+)\) The brass lantern", hit)
+        found = re.search(r"recall\(handle='(t1\.1)', start=(\d+)\) \(claimed\) The brass lantern", hit)
         assert found is not None, hit
         assert "The brass lantern is at Q7." in await it.show(found.group(1), int(found.group(2)))
 
@@ -303,8 +339,8 @@ def test_search_finds_words_of_any_script(told: str, question: str) -> None:
             await it.turn("look", "ok", other)
         await it.begin("next")
         first = next(line for line in (await it.find(question)).splitlines() if line.startswith("recall("))
-        assert first.startswith("recall(handle='t1.1.1') ")
-        assert first.partition(") ")[2] in told
+        assert first.startswith("recall(handle='t1.1.1') (observed) ")
+        assert first.partition(" (observed) ")[2] in told
 
     recorded(work)
 
