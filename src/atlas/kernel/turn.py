@@ -34,6 +34,7 @@ KEY_LENGTH: Final = 60
 LINE_LENGTH: Final = 140
 MAX_ID: Final = 1_024
 _MAX_NAME: Final = 128
+_LONGER: Final = "Raise model.max_output_tokens in the agent's contract, or ask for less; a model's thoughts count too."
 CUT_OFF: Final = "Your answer was cut off. Go on exactly where it stopped; do not repeat anything."
 _CALL_CUT_OFF: Final = (
     "Your reply was cut off at the limit of its length, so its last call may not be what you meant; where its arguments "
@@ -250,8 +251,10 @@ def note_problem(note: Note, carried: tuple[Note, ...], turn: Turn) -> str:
 def _cut_off(turn: Turn, text: str) -> Turn:
     partial = turn.partial + text
     if turn.continuations == MAX_CONTINUATIONS or not text:
-        why = f"the answer was cut off {turn.continuations + 1} times and never came to an end"
-        return replace(turn, finish=Finish(partial, ErrorRecord("answer_endless", why)))
+        why = "the model used up the length of its reply before it said a word"
+        if text:
+            why = f"the answer was cut off {turn.continuations + 1} times and never came to an end"
+        return replace(turn, finish=Finish(partial, ErrorRecord("answer_endless", why, _LONGER)))
     exchange = _exchange(turn, _words(turn.spoken), CUT_OFF, "cut off", text)
     return _kept(turn, exchange, partial=partial, continuations=turn.continuations + 1, spoken=())
 

@@ -74,7 +74,26 @@ def test_an_answer_that_never_ends_is_ended_with_what_there_is() -> None:
     assert isinstance(finish, Finish)
     assert finish.error is not None
     assert finish.error.code == "answer_endless"
+    assert finish.error.message == f"the answer was cut off {MAX_CONTINUATIONS + 1} times and never came to an end"
+    assert "model.max_output_tokens" in finish.error.hint
     assert finish.text.startswith("more more")
+
+
+@pytest.mark.parametrize("before", [[], [Text("some ")]], ids=["at once", "in the middle"])
+@pytest.mark.parametrize("parts", [(), (Thinking("hm"),)], ids=["hidden", "shown"])
+def test_a_reply_that_is_all_thoughts_says_so_and_which_setting_allows_more(
+    before: list[Part], parts: tuple[Part, ...]
+) -> None:
+    turn = Turn(1, "go")
+    for text in before:
+        turn = answered(turn, reply(text, stop="length"))
+    finish = plan(answered(turn, reply(*parts, stop="length")))
+    assert isinstance(finish, Finish)
+    assert finish.error is not None
+    assert finish.error.code == "answer_endless"
+    assert finish.error.message == "the model used up the length of its reply before it said a word"
+    assert "thoughts count too" in finish.error.hint
+    assert "model.max_output_tokens" in finish.error.hint
 
 
 @pytest.mark.parametrize("stop", ["refusal", "filter"])
