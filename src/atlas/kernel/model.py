@@ -156,8 +156,8 @@ PASSED_ON: Final[frozenset[ModelErrorKind]] = RETRIED | {"auth"}
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     """One try at one model (`provider:model`): what it used and cost, and why it failed if it did.
 
-    `is_price_guessed`: the model's price is unknown and the highest known one was taken. `saved_micro_usd` is what the
-    provider's cache saved.
+    `is_price_guessed`: the model's price is unknown, and its maker's or the highest known one was taken.
+    `saved_micro_usd` is what the provider's cache saved.
     """
 
     model: str

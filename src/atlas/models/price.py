@@ -1,7 +1,7 @@
 """What calls cost, in whole micro-dollars, always rounded up.
 
-From the configuration, else from the catalogue. A model whose price nobody knows is taken to cost the highest known
-rate, and the cost says that it is a guess.
+From the configuration, else from the catalogue. A model whose price there is not known is taken to cost what its maker
+takes, else the highest known rate, and the cost says that it is a guess.
 """
 
 from __future__ import annotations
