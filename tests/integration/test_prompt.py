@@ -140,6 +140,30 @@ def test_wrong_tool_calls_go_back_to_the_model_and_never_end_the_run(vault_dir: 
     with_host(vault_dir, behaviour, work)
 
 
+@pytest.mark.parametrize("name", ["recall", "note", "nope"])
+@pytest.mark.parametrize("stop", ["tool_call", "length"])
+@pytest.mark.parametrize(
+    "args", ['{"find": ' + "[" * 300 + "]" * 300 + "}", '{"find": ' + "[" * 900 + "]" * 900 + "}", "[" * 8_000]
+)
+def test_a_call_whose_arguments_nest_without_end_goes_back_to_the_model(
+    vault_dir: Path, name: str, stop: StopReason, args: str
+) -> None:
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        return ((ToolCall("c1", name, args),), stop) if request.step == 1 else say("done")
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        run_id, text = await ask(host, "go")
+        assert text == "done"
+        (result,) = [part for part in asker.requests[1].messages[-1].parts if isinstance(part, ToolResult)]
+        assert result.is_error
+        assert ("no tool 'nope'" if name == "nope" else "deeper than 100 levels") in result.text
+        (shown,) = [part for part in asker.requests[1].messages[-2].parts if isinstance(part, ToolCall)]
+        assert set(msgspec.json.decode(shown.args)) <= {"malformed", "shortened"}
+        assert (await host.replay(run_id)).identical
+
+    with_host(vault_dir, behaviour, work)
+
+
 def test_an_answer_that_was_cut_off_is_continued(vault_dir: Path) -> None:
     def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
         return ((Text("first half, "),), "length") if request.step == 1 else say("second half")
@@ -220,8 +244,9 @@ def test_a_request_that_is_too_long_for_the_model_is_made_again_in_fewer_bytes(v
 SCHEMA = "  output:\n    schema: {type: object, properties: {n: {type: integer}}, required: [n]}\n"
 
 
-def test_structured_output_is_repaired_twice_at_most(vault_dir: Path) -> None:
-    answers = ["not json", '```json\n{"n": "x"}\n```', '{"n": 3}']
+@pytest.mark.parametrize("broken", ["not json", "[" * 8_000, '{"n": ' + "[" * 900 + "]" * 900 + "}"])
+def test_structured_output_is_repaired_twice_at_most(vault_dir: Path, broken: str) -> None:
+    answers = [broken, '```json\n{"n": "x"}\n```', '{"n": 3}']
 
     async def work(host: Host, asker: FakeAsker) -> None:
         submitted = await host.submit("advisor", {"text": "go"})

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from atlas.kernel.model import MAX_LEVELS, is_too_deep
+
 MAX_REPAIRS: Final = 2
 _SHOWN_SCHEMA: Final = 2_000
 
@@ -25,6 +27,8 @@ def complaint_about(
     """What is wrong with an answer; None when it fits, or may be anything."""
     if not schema:
         return None
+    if is_too_deep(text):
+        return f"it nests deeper than {MAX_LEVELS} levels"
     try:
         value = msgspec.json.decode(bare_json(text))
     except msgspec.DecodeError as error:

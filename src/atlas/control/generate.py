@@ -17,7 +17,7 @@ from atlas.control.world import Effected
 from atlas.kernel.code import Need
 from atlas.kernel.errors import RunFailed
 from atlas.kernel.hold import Hold
-from atlas.kernel.model import Delta, Message, Reply, Request, Tab, Text
+from atlas.kernel.model import MAX_LEVELS, Delta, Message, Reply, Request, Tab, Text, is_too_deep
 from atlas.kernel.turn import CUT_OFF
 
 _BYTES_PER_TOKEN: Final = 3
@@ -74,6 +74,8 @@ class Generator:
         raise RunFailed(f"the model's answer breaks its schema: {complaint}", code="output_invalid")
 
     def _checked(self, schema: dict[str, Any], text: str) -> tuple[Any, str | None]:
+        if is_too_deep(text):
+            return None, f"it nests deeper than {MAX_LEVELS} levels"
         try:
             value = msgspec.json.decode(bare_json(text))
         except msgspec.DecodeError as error:

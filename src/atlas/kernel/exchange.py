@@ -9,13 +9,14 @@ one without the other.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from atlas.kernel.excerpt import FENCE_SIZE, shorten
-from atlas.kernel.model import Message, Part, Text, Thinking, ToolCall, ToolResult
+from atlas.kernel.model import Message, Part, Text, Thinking, ToolCall, ToolResult, is_too_deep
 from atlas.kernel.token import Limits, is_within, size_of, text_size
 
 NOTHING: Final = Text("(nothing)")
@@ -198,12 +199,12 @@ def _share(texts: list[str], room: int, most: int) -> int:
 
 def _repeated(part: Part, handle: str, limit: int) -> Part:
     """A part of what the model said as it is shown to it again: the long texts among its arguments are shortened."""
-    if not isinstance(part, ToolCall) or is_within(part.args, limit):
+    if not isinstance(part, ToolCall) or (is_within(part.args, limit) and not is_too_deep(part.args)):
         return part
-    try:
-        value = msgspec.json.decode(part.args)
-    except msgspec.DecodeError:
-        value = {"malformed": part.args}
+    value: Any = {"malformed": part.args}
+    if not is_too_deep(part.args):
+        with suppress(msgspec.DecodeError):
+            value = msgspec.json.decode(part.args)
     share = max(limit // max(_leaves(value), 1), _LEAST)
     args = msgspec.json.encode(_leaner(value, handle, share)).decode()
     if text_size(args) > 2 * limit:

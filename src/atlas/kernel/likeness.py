@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -10,6 +11,8 @@ from typing import Any, Final
 from zlib import crc32
 
 import msgspec
+
+from atlas.kernel.model import is_too_deep
 
 LINES: Final = 128
 _PATH: Final = re.compile(r"[/\\]|^[\w.-]+\.\w{1,8}$")
@@ -39,11 +42,11 @@ def same_call(tool: str, args: str) -> str:
 
 
 def arguments_of(args: str) -> Any:
-    """The arguments as JSON; the text itself, spaces apart, when it is none."""
-    try:
-        return msgspec.json.decode(args or "{}")
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-        return _SPACE.sub(" ", args).strip()
+    """The arguments as JSON; the text itself, spaces apart, when it is none, or too deep to be walked."""
+    if not is_too_deep(args):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeEncodeError):
+            return msgspec.json.decode(args or "{}")
+    return _SPACE.sub(" ", args).strip()
 
 
 def line_marks(text: str) -> frozenset[int]:

@@ -6,6 +6,7 @@ provider's stream into `Delta`s and one `Reply`; the same request always gives t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -15,6 +16,11 @@ from atlas.kernel.errors import ErrorRecord, Unavailable
 
 IMAGE_TOKENS: Final = 1_600
 """What providers count for a large picture, and for a page of a PDF."""
+
+MAX_LEVELS: Final = 100
+"""How deep JSON that a model wrote may nest. What walks it may count on that: most of it would overflow the stack."""
+
+_TEXTS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", gc=False):
@@ -217,6 +223,21 @@ class Asked(msgspec.Struct, frozen=True):
     def cost_micro_usd(self) -> int:
         """What all tries cost together."""
         return sum(attempt.cost_micro_usd for attempt in self.attempts)
+
+
+def is_too_deep(text: str) -> bool:
+    """Whether JSON as a model wrote it, valid or not, nests deeper than `MAX_LEVELS`."""
+    if text.count("[") + text.count("{") <= MAX_LEVELS:
+        return False
+    level = 0
+    for char in _TEXTS.sub("", text):
+        if char in "[{":
+            level += 1
+            if level > MAX_LEVELS:
+                return True
+        elif char in "]}":
+            level -= 1
+    return False
 
 
 class ModelError(Unavailable):

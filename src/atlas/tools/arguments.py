@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
-from atlas.kernel.model import ToolCall, ToolResult
+from atlas.kernel.model import MAX_LEVELS, ToolCall, ToolResult, is_too_deep
 from atlas.kernel.tool import ToolDefinition
 
 _COMPLAINTS: Final = 10
@@ -52,6 +52,9 @@ class ArgumentCheck:
         if definition is None:
             return _wrong(call, _unknown(call.name, tools))
         compiled, schema = self._schema(definition)
+        if is_too_deep(call.args):
+            problem = f"The arguments nest deeper than {MAX_LEVELS} levels."
+            return _wrong(call, f"{problem}\n{_takes(call.name, schema)}")
         text = call.args.strip() or "{}"
         # json.loads makes a decoder for each text, but it knows what to say of a byte order mark.
         decode = json.loads if text[0] == "\ufeff" else self._json.decode
@@ -59,7 +62,7 @@ class ArgumentCheck:
             value = decode(text)
         except json.JSONDecodeError as error:
             return _wrong(call, f"{_place(error)}\n{_takes(call.name, schema)}")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return _wrong(call, f"The arguments are not JSON: {error}.\n{_takes(call.name, schema)}")
         if not isinstance(value, dict):
             return _wrong(call, f"The arguments must be one JSON object.\n{_takes(call.name, schema)}")

@@ -214,7 +214,9 @@ def test_long_arguments_are_shown_shortened_and_stay_json() -> None:
     assert turn.window[0].size < SIZES.window
 
 
-@pytest.mark.parametrize("args", ["[" + "1," * 20_000 + "1]", "{broken " * 5_000])
+@pytest.mark.parametrize(
+    "args", ["[" + "1," * 20_000 + "1]", "{broken " * 5_000, "[" * 8_000, '{"a":' * 300 + "1" + "}" * 300]
+)
 def test_arguments_of_any_shape_are_bounded(args: str) -> None:
     turn = answered(Turn(1, "go"), reply(ToolCall("c0", "write", args), stop="tool_call"))
     turn = received(turn, (ToolResult("c0", "no"),), SIZES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 from typing import Annotated, Literal
 
 import msgspec
@@ -97,7 +98,7 @@ def test_parameters_are_named_with_what_they_may_be() -> None:
         ('["a"]', "must be one JSON object"),
         ('"a"', "must be one JSON object"),
         ("null", "must be one JSON object"),
-        ("[" * 100_000, "not JSON"),
+        ("[" * 100_000, "deeper than 100 levels"),
         ("{}", '- $: "to" is a required property'),
         ('{"to": 1}', "- $.to: "),
         ('{"to": "a", "copies": 0, "kind": "x"}', "- $.copies: "),
@@ -109,6 +110,18 @@ def test_arguments_that_do_not_fit_get_the_place_and_what_is_expected(args: str,
     assert said in text
     assert 'send_mail takes to (string, required), kind (one of "letter", "note"), copies (integer).' in text
     assert len(text) < 2_000
+
+
+def test_arguments_that_nest_deeper_than_anything_walks_are_wrong_and_the_model_is_told_so() -> None:
+    assert "deeper than 100 levels" in complaint("send_mail", nested(101))
+    assert "deeper than 100 levels" in complaint("send_mail", nested(900))
+    assert "deeper than" not in complaint("send_mail", nested(100))
+    # Brackets in a text are no levels.
+    assert isinstance(check("send_mail", json.dumps({"to": '["' * 300})), Checked)
+
+
+def nested(levels: int) -> str:
+    return '{"to": ' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
 
 
 @given(st.text(max_size=30), st.text(max_size=200))
@@ -123,7 +136,5 @@ def test_nothing_a_model_writes_raises(name: str, args: str) -> None:
     )
 )
 def test_no_json_a_model_writes_raises(value: object) -> None:
-    import json
-
     check("send_mail", json.dumps(value))
     check("send_mail", json.dumps({"to": value}))
