@@ -159,6 +159,12 @@ def spend_of(attempts: Sequence[Attempt]) -> Spend:
     )
 
 
+def settled_by(error: AtlasError, tab: Tab) -> AtlasError:
+    """Why a question that is not put again got no answer: what was reserved for it is no reason, the last try's is."""
+    last = tab.attempts[-1].error if tab.attempts and error.reason == "model_budget" else None
+    return error if last is None else from_record(last)
+
+
 async def _probed(number: int, key: str, probe: Probing | None) -> Probed:
     if probe is None:
         return Probed(number, "unknown", message="the tool no longer has a probe")

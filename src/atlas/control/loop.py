@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from atlas.control.account import error_text, given, session_before, user_text
 from atlas.control.answer import MAX_REPAIRS, asked_again, bare_json, complaint_about
-from atlas.control.calls import MAX_TRIES, Calls, InDoubt, Wanted
+from atlas.control.calls import MAX_TRIES, Calls, InDoubt, Wanted, settled_by
 from atlas.control.course import Course
 from atlas.control.critic import CriticDesk
 from atlas.control.desk import Checked, Desk
@@ -286,7 +286,7 @@ class PromptCode:
         for number in count(1):
             effect = f"model:{step}" if number == 1 else f"model:{step}:{number}"
             try:
-                return await self._ask_once(turn, step, effect, lost, again)
+                return await self._ask_once(turn, step, effect, lost, again, is_last=tries == MAX_TRIES - 1)
             except AtlasError as error:
                 if error.reason in _UNANSWERED and self._fallback:
                     self._model, self._fallback, tries, lost, again = self._fallback, "", 0, 0, ""
@@ -301,7 +301,7 @@ class PromptCode:
                     lost, again = lost + 1, effect
         raise AssertionError
 
-    async def _ask_once(self, turn: Turn, step: int, effect: str, lost: int, again: str) -> bytes:
+    async def _ask_once(self, turn: Turn, step: int, effect: str, lost: int, again: str, *, is_last: bool) -> bytes:
         if effect in self._history.answers and effect != self._wanted:
             return await self._calls.make(Wanted(effect, "model", "", b"null"), _never)
         live = (await self._sent_live(again) if again else None) or await self._live(effect)
@@ -322,7 +322,7 @@ class PromptCode:
         need = Need(live.model, _most_tokens(built), live.max_output_tokens, self._fallback)
         return await self._calls.make(
             Wanted(effect, "model", live.model, args, need=need),
-            lambda leave, tab: self._perform_ask(built, leave.hold, tab, lost),
+            lambda leave, tab: self._perform_ask(built, leave.hold, tab, lost, is_last=is_last),
         )
 
     async def _live(self, effect: str) -> Live:
@@ -361,13 +361,17 @@ class PromptCode:
                 code="request_not_reproducible",
             )
 
-    async def _perform_ask(self, built: Built, hold: Hold | None, tab: Tab, lost: int) -> Effected:
+    async def _perform_ask(self, built: Built, hold: Hold | None, tab: Tab, lost: int, *, is_last: bool) -> Effected:
         # A candidate whose answer was lost is not asked twice in a row when there is another.
         tab.first, tab.tried = lost, self._tried
         request = granted(built.request, hold)
         on_delta = self._services.on_delta(self._job.run_id)
         try:
             asked = await self._services.asker.ask(request.model, request, on_delta, tab)
+        except AtlasError as error:
+            if is_last:
+                raise settled_by(error, tab) from error
+            raise
         finally:
             self._tried = tab.tried + len(tab.attempts)
         heard = Heard(asked.reply, asked.model, asked.attempts, built.measure)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from atlas.control.calls import MAX_TRIES, performed, tab_for
+from atlas.control.calls import MAX_TRIES, performed, settled_by, tab_for
 from atlas.control.record import Record
 from atlas.control.world import NOTHING, Lost, Message, World, bug
 from atlas.kernel.code import CallMade, Performed
@@ -78,7 +78,7 @@ class Questions:
         try:
             done = await self._world.generate(bytes(call.args), hold, tab)
         except AtlasError as error:
-            failed = error.record()
+            failed = (settled_by(error, tab) if first == MAX_TRIES - 1 else error).record()
         except asyncio.CancelledError:
             if self._is_end:
                 took_us = self._world.clock.now_us() - began_us
