@@ -29,6 +29,8 @@ class Gate(Hook):
     """
 
     def __init__(self, log: str, at: list[str] = [], fails: str = "closed", breaks: str = "", words: str = ""):
+        if not isinstance(log, str):
+            raise SystemExit(3) if log is None else TypeError("log is no path")
         self.log, self.at, self.fails, self.breaks, self.words = Path(log), at, fails, breaks, words
 
     def _asked(self, moment, view):

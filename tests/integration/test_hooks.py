@@ -390,6 +390,8 @@ def test_decisions_hold_when_the_hook_is_no_longer_configured(vault_dir: Path, g
         ({"use": "test_oracel"}, "hook_unknown", "did you mean test_oracle?"),
         ({"use": "test_oracle"}, "hook_name", "write it as a key"),
         ({"use": "acme_gate", "options": {"log": "x", "logg": "x"}}, "hook_options", "logg"),
+        ({"use": "acme_gate", "options": {"log": 3}}, "hook_options", "TypeError: log is no path"),
+        ({"use": "acme_gate", "options": {"log": None}}, "hook_options", "SystemExit: 3"),
         ({"use": "acme_number"}, "hook_broken", "is no hook"),
         ({"use": "acme_gone"}, "hook_broken", "acme_nowhere"),
         ({"definition_of_done": {"round": 1}}, "unknown_key", "did you mean rounds?"),

@@ -43,7 +43,7 @@ class HookSet:
             for found in use.findings():
                 raise Invalid(found.message, hint=found.hint, where=where, code=found.code)
             if use.use is not None:
-                self._class(use.use, use.options, where)
+                self._made(use.use, use.options, where)
 
     def make(self, contract: Contract) -> tuple[Hook, ...]:
         """The hooks of one turn, those of the vault first."""
@@ -67,8 +67,15 @@ class HookSet:
             return DefinitionOfDone(use.definition_of_done.rounds)
         if use.token_ceiling is not None:
             return TokenCeiling(use.token_ceiling.limit)
-        name = use.use or ""
-        hook = self._class(name, use.options, where)(**use.options)
+        return self._made(use.use or "", use.options, where)
+
+    def _made(self, name: str, options: dict[str, Any], where: str) -> Hook:
+        found = self._class(name, options, where)
+        try:
+            hook = found(**options)
+        except (Exception, SystemExit) as error:
+            message = f"hook {name}: options: {type(error).__name__}: {error}"
+            raise Invalid(message, hint=_taken_by(found), where=where, code="hook_options") from error
         hook.name = hook.name or name
         return hook
 
@@ -88,9 +95,13 @@ class HookSet:
         try:
             inspect.signature(found).bind(**options)
         except TypeError as error:
-            hint = f"see what {found.__module__}.{found.__qualname__} takes"
-            raise Invalid(f"hook {name}: options: {error}", hint=hint, where=where, code="hook_options") from None
+            message = f"hook {name}: options: {error}"
+            raise Invalid(message, hint=_taken_by(found), where=where, code="hook_options") from None
         return found
+
+
+def _taken_by(hook: type[Hook]) -> str:
+    return f"see what {hook.__module__}.{hook.__qualname__} takes"
 
 
 def _loaded(load: Callable[[], Any], name: str, where: str) -> type[Hook]:
