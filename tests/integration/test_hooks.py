@@ -358,6 +358,66 @@ def test_a_broken_hook_is_a_no_when_it_guards_and_nothing_when_it_advises(
     on(vault_dir, Asker(in_turn(say("done"))), work)
 
 
+MOMENTS = {
+    "reset_for_turn": "refused_by_hook",
+    "before_step": "refused_by_hook",
+    "prepare_messages": "refused_by_hook",
+    "record_step_usage": "stopped_by_hook",
+    "after_step": "stopped_by_hook",
+    "should_continue_after_stop": "stopped_by_hook",
+    "authorize_tool": "done",
+    "transform_tool_result": "done",
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        "cancelled",
+        "generator",
+        "group",
+        "exit",
+        "unprintable",
+        "cancels itself",
+        "cancels itself and goes on",
+        "cancels what it waits for",
+        "unshown",
+    ],
+)
+def test_a_hook_breaks_as_it_may_and_the_turn_ends_once_or_goes_on(
+    vault_dir: Path, gate: Any, moment: str, how: str
+) -> None:
+    async def work(host: Host, asker: Asker) -> None:
+        for fails, found in (("closed", MOMENTS[moment]), ("open", "done")):
+            make_vault(vault_dir, {"hooks": [gate(fails=fails, breaks=moment, how=how)]})
+            asker.requests.clear()
+            run_id, _, ended = await turn(host)
+            assert ended == found
+            assert (vault_dir / "agents" / "advisor" / "a.txt").exists() or fails == "closed"
+            events = await host.ledger.events(run_id)
+            assert [event.kind for event in events].count("run.ended") == 1
+            await assert_reproducible(host, asker, run_id)
+
+    make_vault(vault_dir, {})
+    on(vault_dir, Asker(in_turn(WRITE, say("done"))), work)
+
+
+def test_cancelling_a_run_ends_a_hook_that_would_rather_go_on(vault_dir: Path, tmp_path: Path, gate: Any) -> None:
+    async def work(host: Host, asker: Asker) -> None:
+        submitted = await host.submit("advisor", {"text": "go"})
+        async with asyncio.TaskGroup() as tasks:
+            driven = tasks.create_task(host.drive(submitted.run_id))
+            while not asked(tmp_path):
+                await asyncio.sleep(0.01)
+            await host.cancel(submitted.run_id, "enough")
+        assert driven.result() == "cancelled"
+        assert asker.requests == []
+
+    make_vault(vault_dir, {"hooks": [gate(fails="open", breaks="reset_for_turn", how="holds on")]})
+    on(vault_dir, Asker(in_turn(say("done"))), work)
+
+
 def test_hooks_of_the_vault_hold_for_every_prompt_agent_and_come_first(vault_dir: Path, gate: Any) -> None:
     async def work(host: Host, asker: Asker) -> None:
         _, state, code = await turn(host)

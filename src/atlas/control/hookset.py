@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
@@ -98,6 +99,23 @@ class HookSet:
             message = f"hook {name}: options: {error}"
             raise Invalid(message, hint=_taken_by(found), where=where, code="hook_options") from None
         return found
+
+
+async def perform(work: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
+    """What a hook decided or raised, in a task of its own: whatever it cancels there, it does not cancel the turn.
+
+    Raises CancelledError when the turn is cancelled, whatever the hook makes of that.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(_kept(work))
+    return (None, asyncio.CancelledError("it cancelled itself")) if asked.cancelled() else asked.result()
+
+
+async def _kept(work: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
+    try:
+        return await work(), None
+    except BaseException as error:  # noqa: BLE001 - whatever a hook raises is its failure
+        return None, error
 
 
 def _taken_by(hook: type[Hook]) -> str:

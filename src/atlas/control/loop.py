@@ -25,6 +25,7 @@ from atlas.control.course import Course
 from atlas.control.critic import CriticDesk
 from atlas.control.desk import Checked, Desk
 from atlas.control.history import History, bodies, load
+from atlas.control.hookset import perform
 from atlas.control.order import in_order
 from atlas.control.payload import pack, unpack
 from atlas.control.service import Services
@@ -247,7 +248,7 @@ class PromptCode:
         if contract.soft_timeout_s:
             critic = CriticDesk(contract, course, self._clocked(history.state.active_us), self._ask_critic)
         view = TurnView(self._job.run_id, self._job.agent, turn)
-        return Steering(Hooks(hooks, self._report_failure), course, view, critic, self._services.hooks.clean)
+        return Steering(Hooks(hooks, self._report_failure, perform), course, view, critic, self._services.hooks.clean)
 
     def _course(self) -> Course:
         return Course(self._services.ledger, self._history, self._intents, self._receive)

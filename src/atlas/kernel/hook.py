@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -150,14 +150,30 @@ Decision: TypeAlias = Deny | Stop | Continue | Added
 T = TypeVar("T")
 C = TypeVar("C")
 D = TypeVar("D", bound=Decision)
+Perform: TypeAlias = Callable[[Callable[[], Awaitable[Any]]], Awaitable[tuple[Any, BaseException | None]]]
+"""Runs a hook's code: what it decided, or what it raised. Raises itself only what is meant for the turn."""
+
+
+async def perform(work: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
+    """What the code decided or raised. That somebody is cancelled is raised: from here nobody can tell who."""
+    try:
+        return await work(), None
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it raises is its failure
+        return None, error
 
 
 class Hooks:
     """Several hooks as one: the first denial, any stop after all have looked, the first that sends the turn on."""
 
-    def __init__(self, hooks: Sequence[Hook], report: Callable[[HookFailure], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        hooks: Sequence[Hook],
+        report: Callable[[HookFailure], None] = lambda _: None,
+        perform: Perform = perform,
+    ) -> None:
         self.hooks = tuple(hooks)
         self._report = report
+        self._perform = perform
 
     async def reset_for_turn(self, view: TurnView) -> Deny | None:
         """The first denial; the turn then ends before it began."""
@@ -250,14 +266,11 @@ class Hooks:
         self, hook: Hook, moment: str, answer: Callable[[], Awaitable[T | None]], kinds: tuple[type, ...], closed: C
     ) -> T | C | None:
         """What the hook decides; when it cannot, what its failure means."""
-        try:
-            found = await answer()
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it raises is its failure
-            message = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
-        else:
-            if found is None or (isinstance(found, kinds) and _is_sound(found)):
-                return found
-            message = f"it decided {found!r:.200}"
+        found, error = await self._perform(answer)
+        decision: T | None = found
+        if error is None and (found is None or (isinstance(found, kinds) and _is_sound(found))):
+            return decision
+        message = _shown(lambda: f"it decided {found!r:.200}" if error is None else f"{type(error).__name__}: {error}")
         is_closed = hook.fails != "open"
         self._report(HookFailure(hook.name, moment, message, is_closed))
         return closed if is_closed else None
@@ -270,6 +283,14 @@ def _is_sound(decision: object) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _shown(text: Callable[[], str]) -> str:
+    """What went wrong in words; to put it into words is the hook's own code again."""
+    try:
+        return text().encode(errors="backslashreplace").decode()
+    except BaseException as error:  # noqa: BLE001 - whatever that code raises, it has failed already
+        return f"it cannot be shown ({type(error).__name__})"
 
 
 def _signed(decision: D, hook: Hook) -> D:
