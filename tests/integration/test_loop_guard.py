@@ -53,6 +53,12 @@ def dull(question: str) -> str:
     return "nobody knows"
 
 
+@tool(effect="read_only")
+def search(words: str, request_id: str = "") -> str:
+    """Finds nothing and quotes the id of the request."""
+    return f"{request_id}: no hits"
+
+
 @tool(effect="reversible_write")
 def edit(path: str, text: str = "") -> str:
     """Fails to change anything."""
@@ -133,6 +139,10 @@ STUBBORN: dict[str, tuple[list[Call], int]] = {
     "one path by way of many folders": ([("quote", {"path": f"src/x{n}/../a.py"}) for n in range(40)], 1),
     "the same failure under other numbers": ([("flaky", {"path": "a"})], 1),
     "A-B-A-B of failures under other numbers": ([("flaky", {"path": "a"}), ("flaky", {"path": "b"})], 1),
+    "a read under ever new ids of its request": (
+        [("search", {"words": "kettle", "request_id": f"r-{n}"}) for n in range(60)],
+        1,
+    ),
     "the same lines in smaller and smaller portions": (
         [("read_file", {"path": "tools/main.py", "lines": 60 - n}) for n in range(40)],
         1,

@@ -18,13 +18,27 @@ import msgspec
 from msgspec.structs import replace
 
 from atlas.kernel.event import EffectClass
-from atlas.kernel.likeness import arguments_of, line_marks, mark, same_call, steady, without_echo
+from atlas.kernel.likeness import (
+    alike_call,
+    arguments_of,
+    line_marks,
+    mark,
+    same_call,
+    steady,
+    without_echo,
+    without_words,
+)
 
 LIMIT: Final = 10
 ADVICE_AT: Final = 5
 NOTES: Final = 40
 """How many notes may be written with no progress between them: as many as can be open."""
+GUESSES: Final = 20
+"""How many questions may fail with words of their own and no progress between them, where those words are the question's."""
+FAILURES: Final = 100
+"""The same where each says something that nobody has said before."""
 REMEMBERED_CALLS: Final = 32
+REMEMBERED_NAMES: Final = 512
 REMEMBERED_LINES: Final = 1_024
 HEAD: Final = 400
 HEADED: Final = frozenset({"read_file", "list_files"})
@@ -33,7 +47,7 @@ RUNS_BEFORE_ANSWERING: Final = 2
 FAILURES_BEFORE_BLOCKING: Final = 3
 LOOK_AGAIN_EVERY: Final = 4
 
-Progress: TypeAlias = Literal["progress", "neutral", "noted", "idle"]
+Progress: TypeAlias = Literal["progress", "neutral", "noted", "guessed", "failed", "idle"]
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -99,12 +113,15 @@ class GuardState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the guard remembers of a turn.
 
     `idle` counts calls without progress in a row, `progress` those with it, `notes` those written since the last one,
-    `failed_changes` changes that failed since one succeeded. `epoch` goes up with every change and `waits` with every wait: what was seen before may be different.
+    `guesses` questions that failed since then, `failed_changes` changes that failed since one succeeded. `epoch` goes up
+    with every change and `waits` with every wait: what was seen before may be different. Of `calls` the last few are
+    known in full, of many more only the names.
     """
 
     idle: int = 0
     progress: int = 0
     notes: int = 0
+    guesses: int = 0
     failed_changes: int = 0
     epoch: int = 0
     waits: int = 0
@@ -112,6 +129,8 @@ class GuardState(msgspec.Struct, frozen=True, omit_defaults=True):
     calls: dict[str, Tried] = {}
     new_lines: frozenset[int] = frozenset()
     old_lines: frozenset[int] = frozenset()
+    new_names: frozenset[str] = frozenset()
+    old_names: frozenset[str] = frozenset()
 
 
 def verdicts(state: GuardState, calls: Sequence[Call]) -> tuple[Verdict, ...]:
@@ -144,7 +163,7 @@ def after_batch(state: GuardState, reports: Sequence[Report]) -> GuardState:
     guesses = 0
     for report in reports:
         name = same_call(report.call.tool, report.call.args)
-        is_guess = name not in state.calls
+        is_guess = not _is_known(state, report.call, name)
         then = _after(state, report, name)
         if is_guess and (then.idle > state.idle or then.failed_changes > state.failed_changes):
             guesses += 1
@@ -179,13 +198,18 @@ def _after(state: GuardState, report: Report, name: str) -> GuardState:
     marks = line_marks(said)
     bare_marks = marks if bare == said else line_marks(bare)
     # A call that is made again, or fails, brings nothing new by quoting its arguments in another spelling.
-    telling = bare_marks if is_error or name in state.calls else marks
-    progress = _progress(state, call, name, is_error, is_new=bool(telling - state.new_lines - state.old_lines))
+    telling = bare_marks if is_error or _is_known(state, call, name) else marks
+    progress = _progress(state, call, name, is_error, is_new=_is_new(state, telling))
+    if progress == "failed":
+        quoted = line_marks(without_words(bare, call.args))
+        progress = "failed" if _is_new(state, quoted) else "guessed"
+        bare_marks |= quoted
     state = _counted(state, call, progress, is_error)
     last, result = state.calls.get(name), mark(bare.casefold())
     is_same = last is not None and (last.result, last.is_error, last.epoch) == (result, is_error, state.epoch)
     times = last.times + 1 if last is not None and is_same else 1
     tried = Tried(result, times, is_error, state.epoch, state.waits, text[:HEAD], len(text), report.handle)
+    state = _named(state, name, alike_call(call.tool, call.args))
     return _remembered(state, name, tried, marks | bare_marks)
 
 
@@ -218,7 +242,7 @@ def _progress(state: GuardState, call: Call, name: str, is_error: bool, is_new: 
     if call.is_wrong:
         return "idle"  # nothing was looked at: whatever is new in the complaint, the model wrote
     tried = state.calls.get(name)
-    is_repeat = tried is not None
+    is_repeat = _is_known(state, call, name)
     if tried is not None and tried.waits < state.waits:
         return "progress" if is_new else "neutral"
     if call.tool == "note":
@@ -227,8 +251,8 @@ def _progress(state: GuardState, call: Call, name: str, is_error: bool, is_new: 
     if is_error:
         if is_change or not is_new:
             return "idle"
-        # The same question with a new answer is polling; a new question that fails is a guess, worth nothing yet.
-        return "progress" if is_repeat else "neutral"
+        # The same question with a new answer is polling; a new question that fails is worth nothing yet.
+        return "progress" if tried is not None else "failed"
     if is_new or (is_change and not is_repeat):
         return "progress"
     return "idle"
@@ -236,7 +260,13 @@ def _progress(state: GuardState, call: Call, name: str, is_error: bool, is_new: 
 
 def _counted(state: GuardState, call: Call, progress: Progress, is_error: bool) -> GuardState:
     notes = 0 if progress == "progress" else state.notes + (progress == "noted")
-    is_idle = progress == "idle" or (progress == "noted" and notes > NOTES)
+    guesses = 0 if progress == "progress" else state.guesses + (progress in ("guessed", "failed"))
+    is_idle = (
+        progress == "idle"
+        or (progress == "noted" and notes > NOTES)
+        or (progress == "guessed" and guesses > GUESSES)
+        or (progress == "failed" and guesses > FAILURES)
+    )
     idle = 0 if progress == "progress" else state.idle + is_idle
     failed, epoch = state.failed_changes, state.epoch
     if _is_change(call):
@@ -245,7 +275,16 @@ def _counted(state: GuardState, call: Call, progress: Progress, is_error: bool) 
         elif progress == "idle":
             failed += 1
     made = state.progress + (progress == "progress")
-    return replace(state, idle=idle, progress=made, notes=notes, failed_changes=failed, epoch=epoch, is_waiting=False)
+    return replace(
+        state,
+        idle=idle,
+        progress=made,
+        notes=notes,
+        guesses=guesses,
+        failed_changes=failed,
+        epoch=epoch,
+        is_waiting=False,
+    )
 
 
 def _waited(state: GuardState, call: Call) -> GuardState:
@@ -266,6 +305,24 @@ def _remembered(state: GuardState, name: str, tried: Tried, marks: frozenset[int
         return replace(state, calls=calls, new_lines=lines)
     # Two generations: the older one is forgotten as a whole, so that remembering costs the same however long a turn is.
     return replace(state, calls=calls, new_lines=marks, old_lines=state.new_lines)
+
+
+def _named(state: GuardState, *names: str) -> GuardState:
+    known = state.new_names.union(names)
+    if len(known) <= REMEMBERED_NAMES:
+        return replace(state, new_names=known)
+    return replace(state, new_names=frozenset(names), old_names=state.new_names)
+
+
+def _is_known(state: GuardState, call: Call, name: str) -> bool:
+    """Whether the call was made before, be it under another id of the request."""
+    return name in state.calls or any(
+        one in state.new_names or one in state.old_names for one in (name, alike_call(call.tool, call.args))
+    )
+
+
+def _is_new(state: GuardState, marks: frozenset[int]) -> bool:
+    return bool(marks - state.new_lines - state.old_lines)
 
 
 def _asked_again(state: GuardState, name: str) -> GuardState:

@@ -26,6 +26,10 @@ _PASSING: Final = re.compile(
     r"|\d+(?:\.\d+)? ?(?:us|ms|s|sec|secs|seconds)\b",
     re.IGNORECASE,
 )
+_ABOUT_THE_CALL: Final = re.compile(
+    r"nonce|idempoten|(?:^|_)(?:request|correlation|trace|invocation)_?(?:id|key|token)$", re.IGNORECASE
+)
+_WORD: Final = re.compile(r"\w{2,}")
 _ECHO_LENGTH: Final = 200
 _ECHOES: Final = 50
 _FEW: Final = 32
@@ -39,6 +43,17 @@ def same_call(tool: str, args: str) -> str:
     Order of keys, white space, absent and null values, the way a number is written, the case, slashes and dots of a path.
     """
     return mark(f"{tool} {json.dumps(_plain(arguments_of(args)), sort_keys=True)}")
+
+
+@lru_cache(maxsize=1024)
+def alike_call(tool: str, args: str) -> str:
+    """The same short name also for calls that differ only in an id of the request; not for calls about nothing else."""
+    value = arguments_of(args)
+    if isinstance(value, dict):
+        rest = {key: one for key, one in value.items() if not _ABOUT_THE_CALL.search(str(key))}
+        if 0 < len(rest) < len(value):
+            return same_call(tool, json.dumps(rest))
+    return same_call(tool, args)
 
 
 def arguments_of(args: str) -> Any:
@@ -71,6 +86,14 @@ def without_echo(text: str, tool: str, args: str) -> str:
         if value in text:
             text = _muted(text, value)
     return text
+
+
+def without_words(text: str, args: str) -> str:
+    """A result without any word of the arguments: alike for two questions where it quotes a part of each."""
+    if len(text) > _LONG:
+        return text
+    words = {word for leaf in _leaves(arguments_of(args)) for word in _WORD.findall(leaf.casefold())}
+    return _WORD.sub(lambda found: "~" if found[0].casefold() in words else found[0], text)
 
 
 def steady(text: str) -> str:

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from atlas.kernel.event import EffectClass
 from atlas.kernel.guard import (
+    FAILURES,
+    GUESSES,
     LIMIT,
     NOTES,
     REMEMBERED_CALLS,
     REMEMBERED_LINES,
+    REMEMBERED_NAMES,
     Allow,
     Answered,
     Blocked,
@@ -171,6 +174,34 @@ def test_cycles_end(period: int, kind: str) -> None:
     played = Played(itertools.islice(itertools.cycle(cycle), 200), world)
     assert played.is_stuck
     assert played.count <= len(cycle) + LIMIT
+
+
+def test_a_read_that_differs_in_the_id_of_its_request_only_ends_though_the_result_quotes_it() -> None:
+    calls = (call("search", q="kettle", request_id=f"{n:032x}") for n in itertools.count())
+    played = Played(calls, lambda one: (f'{{"request": "{json.loads(one.args)["request_id"]}", "hits": []}}', False))
+    assert played.is_stuck
+    assert played.count == 1 + LIMIT
+    # Each is performed: only the model knows whether it means another thing by another id.
+    assert len(played.performed) == played.count
+
+
+def test_a_change_that_is_made_again_under_another_id_of_its_request_ends() -> None:
+    assert (
+        Played((edit(text="kettle", idempotency_key=f"k{n}") for n in itertools.count()), says("ok")).count == 1 + LIMIT
+    )
+
+
+def test_calls_about_requests_are_told_apart_by_their_ids() -> None:
+    calls = [call("get_request", request_id=f"r{n}") for n in range(60)]
+    assert not Played(calls, lambda one: (f"{one.args}: done", False)).is_stuck
+    cancels = [call("cancel_request", "reversible_write", request_id=f"r{n}") for n in range(60)]
+    assert not Played(cancels, says("ok")).is_stuck
+
+
+@pytest.mark.parametrize("period", [33, 100, 400])
+def test_long_cycles_of_changes_end(period: int) -> None:
+    played = Played((edit(text=f"k{n % period}") for n in itertools.count()), says("ok"))
+    assert played.count == period + LIMIT
 
 
 def test_same_read_is_answered_from_the_record_with_advice_and_ends() -> None:
@@ -372,6 +403,30 @@ def test_a_guess_that_fails_in_a_new_way_neither_saves_nor_ends_a_turn() -> None
     assert Played(mixed, lambda one: ("same", False) if one.tool == "again" else fresh(one)).is_stuck
 
 
+@pytest.mark.parametrize("error", ["404: /{}", "no such page: {}.", "nothing at {} here"])
+def test_questions_that_fail_with_a_part_of_themselves_end(error: str) -> None:
+    urls = (call("fetch", url=f"http://example/p{n}") for n in itertools.count())
+    played = Played(urls, lambda one: (error.format(one.args.rpartition("/")[2].rstrip('"}')), True))
+    assert played.is_stuck
+    assert played.count <= 1 + GUESSES + LIMIT
+
+
+def test_probing_a_dozen_candidates_between_hits_survives() -> None:
+    def world(one: Call) -> tuple[str, bool]:
+        name = json.loads(one.args)["path"].rpartition("/")[2]
+        return (f"404: /{name}", True) if name.startswith("miss") else (f"contents of {name}", False)
+
+    paths = [f"src/{'hit' if n % 13 == 12 else 'miss'}{n}.py" for n in range(260)]
+    assert Played([call("fetch", path=path) for path in paths], world).count == 260
+
+
+def test_failures_that_are_each_a_new_one_end_too() -> None:
+    numbers = itertools.count(1_000)
+    guesses = (call("guess", n=n) for n in itertools.count())
+    played = Played(guesses, lambda _: (f"error {next(numbers)} never seen before", True))
+    assert played.count == FAILURES + LIMIT
+
+
 # Batches
 
 
@@ -431,6 +486,7 @@ def test_any_history_keeps_the_state_bounded_serialisable_and_the_same_each_time
     assert after_batch(GuardState(), history) == state
     assert msgspec.json.decode(msgspec.json.encode(state), type=GuardState) == state
     assert len(state.calls) <= REMEMBERED_CALLS
+    assert len(state.new_names) <= REMEMBERED_NAMES
     assert len(state.new_lines) <= REMEMBERED_LINES + 2 * (LINES + 1)
     before(state, Call("look", "{}"))
 
