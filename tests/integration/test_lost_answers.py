@@ -100,6 +100,24 @@ def test_a_run_whose_answers_were_all_lost_ends_with_what_the_provider_did_to_th
     assert (len(first.bodies()), len(second.bodies())) == (MAX_TRIES, MAX_TRIES if fallback else 0)
 
 
+@pytest.mark.parametrize("model", [{"preference": "a:m1"}, {"preference": "a:m1", "fallback": "b:m2"}])
+def test_an_answer_that_was_cut_off_at_its_end_is_the_answer(
+    vault_dir: Path, first: ProviderProcess, second: ProviderProcess, model: dict[str, str]
+) -> None:
+    first.plan(Act(text="all of it", stop="length"), BLANK, BLANK, BLANK)
+    second.plan(Act(text=" and more"))
+    assert asyncio.run(ended(vault_dir, first, second, "advisor", model)) == ("succeeded", "all of it")
+    assert second.bodies() == []
+
+
+def test_a_reply_that_was_cut_off_while_thinking_is_asked_for_again(
+    vault_dir: Path, first: ProviderProcess, second: ProviderProcess
+) -> None:
+    first.plan(Act(thinking="hm", stop="length"), Act(text="at last"))
+    model = {"preference": "a:m1"}
+    assert asyncio.run(ended(vault_dir, first, second, "advisor", model)) == ("succeeded", "at last")
+
+
 @lost
 def test_code_hears_what_the_provider_did_to_every_answer(
     vault_dir: Path, first: ProviderProcess, second: ProviderProcess, act: Act, code: str

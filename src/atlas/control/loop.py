@@ -66,6 +66,7 @@ from atlas.kernel.turn import (
     plan,
     received,
     shown_again,
+    unanswered,
     windowed,
 )
 
@@ -270,7 +271,12 @@ class PromptCode:
                 return turn
         turn = windowed(turn, self._limits.at(self._rate).window)
         self._tried = 0
-        raw = await self._reply(turn, step)
+        try:
+            raw = await self._reply(turn, step)
+        except AtlasError as error:
+            if turn.partial and error.reason == "model_empty":
+                return unanswered(turn)
+            raise
         heard = msgspec.json.decode(raw, type=Heard)
         self._rate = lowered(self._rate, heard.sample)
         turn = answered(turn, heard.reply)
@@ -289,7 +295,8 @@ class PromptCode:
             try:
                 return await self._ask_once(turn, step, effect, lost, again, is_last=tries == MAX_TRIES - 1)
             except AtlasError as error:
-                if error.reason in _UNANSWERED and self._fallback:
+                is_complete = turn.partial and error.reason == "model_empty"
+                if error.reason in _UNANSWERED and self._fallback and not is_complete:
                     self._model, self._fallback, tries, lost, again = self._fallback, "", 0, 0, ""
                     continue
                 tries += 1

@@ -27,6 +27,7 @@ from atlas.kernel.token import Limits, size_of
 
 MAX_DROPPED_LINES: Final = 32
 MAX_CONTINUATIONS: Final = 16
+MAX_SILENCES: Final = 3
 MAX_OPEN_NOTES: Final = 40
 NOTE_TOOL: Final = "note"
 NOTE_SIZE: Final = 400
@@ -36,6 +37,9 @@ MAX_ID: Final = 1_024
 _MAX_NAME: Final = 128
 _LONGER: Final = "Raise model.max_output_tokens in the agent's contract, or ask for less; a model's thoughts count too."
 CUT_OFF: Final = "Your answer was cut off. Go on exactly where it stopped; do not repeat anything."
+_THOUGHT_CUT_OFF: Final = (
+    "Your reply was cut off at the limit of its length before you said anything. Think less, and answer now."
+)
 _CALL_CUT_OFF: Final = (
     "Your reply was cut off at the limit of its length, so its last call may not be what you meant; where its arguments "
     "were not complete it was not made. Make it again in smaller parts."
@@ -101,6 +105,7 @@ class Turn(msgspec.Struct, frozen=True):
     advice: tuple[str, ...] = ()
     partial: str = ""
     continuations: int = 0
+    silences: int = 0
     finish: Finish | None = None
 
     @property
@@ -147,10 +152,17 @@ def answered(turn: Turn, reply: Reply) -> Turn:
         case "length" if not calls:
             return _cut_off(spoken, text)
         case "length":
-            return replace(spoken, pending=_begun(calls), partial="", continuations=0, advice=(_CALL_CUT_OFF,))
+            return replace(
+                spoken, pending=_begun(calls), partial="", continuations=0, silences=0, advice=(_CALL_CUT_OFF,)
+            )
         case _ if calls:
-            return replace(spoken, pending=calls, partial="", continuations=0)
+            return replace(spoken, pending=calls, partial="", continuations=0, silences=0)
     return replace(spoken, finish=Finish(turn.partial + text))
+
+
+def unanswered(turn: Turn) -> Turn:
+    """The turn after a model that was cut off had nothing to add: it was cut off at the end, and what it said is all."""
+    return replace(turn, step=turn.step + 1, advice=(), spoken=(), finish=Finish(turn.partial))
 
 
 def received(turn: Turn, results: tuple[ToolResult, ...], sizes: Limits) -> Turn:
@@ -172,7 +184,7 @@ def advised(turn: Turn, text: str) -> Turn:
         return replace(turn, advice=(*turn.advice, text))
     words = _words(turn.spoken) or (Text(turn.finish.text) if turn.finish.text else NOTHING,)
     exchange = _exchange(turn, words, text, "answer", turn.finish.text)
-    return _kept(turn, exchange, finish=None, partial="", continuations=0, spoken=())
+    return _kept(turn, exchange, finish=None, partial="", continuations=0, silences=0, spoken=())
 
 
 def shown_again(turn: Turn, picture: Given, limit: int) -> Turn | None:
@@ -250,13 +262,16 @@ def note_problem(note: Note, carried: tuple[Note, ...], turn: Turn) -> str:
 
 def _cut_off(turn: Turn, text: str) -> Turn:
     partial = turn.partial + text
-    if turn.continuations == MAX_CONTINUATIONS or not text:
-        why = "the model used up the length of its reply before it said a word"
-        if text:
-            why = f"the answer was cut off {turn.continuations + 1} times and never came to an end"
+    silences = 0 if text else turn.silences + 1
+    if turn.continuations == MAX_CONTINUATIONS or silences == MAX_SILENCES:
+        why = f"the answer was cut off {turn.continuations + 1} times and never came to an end"
+        if not text:
+            why = f"the model used up the length of its reply {silences} times before it said a word"
         return replace(turn, finish=Finish(partial, ErrorRecord("answer_endless", why, _LONGER)))
-    exchange = _exchange(turn, _words(turn.spoken), CUT_OFF, "cut off", text)
-    return _kept(turn, exchange, partial=partial, continuations=turn.continuations + 1, spoken=())
+    turn = replace(turn, continuations=turn.continuations + 1, silences=silences)
+    if not text:  # thoughts that were cut off are signed by nobody, so they are not shown again
+        return replace(turn, advice=(_THOUGHT_CUT_OFF,), spoken=())
+    return _kept(turn, _exchange(turn, _words(turn.spoken), CUT_OFF, "cut off", text), partial=partial, spoken=())
 
 
 def _named(call: ToolCall) -> ToolCall:

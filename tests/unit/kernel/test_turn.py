@@ -12,6 +12,7 @@ from atlas.kernel.turn import (
     MAX_DROPPED_LINES,
     MAX_ID,
     MAX_OPEN_NOTES,
+    MAX_SILENCES,
     NOTE_SIZE,
     Ask,
     Finish,
@@ -81,19 +82,35 @@ def test_an_answer_that_never_ends_is_ended_with_what_there_is() -> None:
 
 @pytest.mark.parametrize("before", [[], [Text("some ")]], ids=["at once", "in the middle"])
 @pytest.mark.parametrize("parts", [(), (Thinking("hm"),)], ids=["hidden", "shown"])
-def test_a_reply_that_is_all_thoughts_says_so_and_which_setting_allows_more(
+def test_replies_that_are_all_thoughts_end_and_say_which_setting_allows_more(
     before: list[Part], parts: tuple[Part, ...]
 ) -> None:
     turn = Turn(1, "go")
     for text in before:
         turn = answered(turn, reply(text, stop="length"))
-    finish = plan(answered(turn, reply(*parts, stop="length")))
+    for _ in range(MAX_SILENCES):
+        turn = answered(turn, reply(*parts, stop="length"))
+    finish = plan(turn)
     assert isinstance(finish, Finish)
     assert finish.error is not None
     assert finish.error.code == "answer_endless"
-    assert finish.error.message == "the model used up the length of its reply before it said a word"
+    assert finish.error.message == f"the model used up the length of its reply {MAX_SILENCES} times before it said a word"
     assert "thoughts count too" in finish.error.hint
     assert "model.max_output_tokens" in finish.error.hint
+
+
+def test_a_reply_that_was_cut_off_while_thinking_is_asked_for_again_a_few_times() -> None:
+    silent = reply(Thinking("hm"), stop="length")
+    turn = Turn(1, "go")
+    for _ in range(MAX_SILENCES - 1):
+        turn = answered(turn, silent)
+        assert plan(turn) == Ask(turn.step + 1)
+        assert "Think less" in turn.advice[0]
+    assert plan(answered(turn, reply(Text("at last")))) == Finish("at last")
+    # Whoever has said something meanwhile begins anew, and goes on from there.
+    turn = answered(answered(turn, reply(Text("one "), stop="length")), silent)
+    assert plan(turn) == Ask(turn.step + 1)
+    assert plan(answered(turn, reply(Text("two")))) == Finish("one two")
 
 
 @pytest.mark.parametrize("stop", ["refusal", "filter"])
