@@ -1,9 +1,9 @@
-"""What a final answer has to be where a contract gives it a schema: JSON of that shape, and asked for again if it is not."""
+"""Answers that have to be JSON of a certain shape: read as models write them, and asked for again if they do not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -12,28 +12,23 @@ from atlas.kernel.model import MAX_LEVELS, is_too_deep
 MAX_REPAIRS: Final = 2
 _SHOWN_SCHEMA: Final = 2_000
 
-
-def bare_json(text: str) -> bytes:
-    """The answer without the fence that models like to put around JSON."""
-    bare = text.strip()
-    if bare.startswith("```"):
-        bare = bare.partition("\n")[2].rpartition("```")[0]
-    return bare.encode()
+Complain: TypeAlias = Callable[[dict[str, Any], Any], str | None]
 
 
-def complaint_about(
-    text: str, schema: dict[str, Any], complain: Callable[[dict[str, Any], Any], str | None]
-) -> str | None:
-    """What is wrong with an answer; None when it fits, or may be anything."""
-    if not schema:
-        return None
+def read(text: str, schema: dict[str, Any], complain: Complain) -> tuple[Any, str | None]:
+    """The value of an answer, or what is wrong with it."""
     if is_too_deep(text):
-        return f"it nests deeper than {MAX_LEVELS} levels"
+        return None, f"it nests deeper than {MAX_LEVELS} levels"
     try:
         value = msgspec.json.decode(bare_json(text))
     except msgspec.DecodeError as error:
-        return f"it is not JSON ({error})"
-    return complain(schema, value)
+        return None, f"it is not JSON ({error})"
+    return value, complain(schema, value)
+
+
+def complaint_about(text: str, schema: dict[str, Any], complain: Complain) -> str | None:
+    """What is wrong with an answer; None when it fits, or may be anything."""
+    return read(text, schema, complain)[1] if schema else None
 
 
 def asked_again(complaint: str, schema: dict[str, Any]) -> str:
@@ -42,3 +37,11 @@ def asked_again(complaint: str, schema: dict[str, Any]) -> str:
     shown = msgspec.json.encode(schema).decode()
     fitting = f" that fits this schema: {shown}" if len(shown) <= _SHOWN_SCHEMA else ""
     return f"Your answer does not fit: {complaint}. Answer again with nothing but the JSON{fitting}"
+
+
+def bare_json(text: str) -> bytes:
+    """The answer without the fence that models like to put around JSON."""
+    bare = text.strip()
+    if bare.startswith("```"):
+        bare = bare.partition("\n")[2].rpartition("```")[0]
+    return bare.encode()

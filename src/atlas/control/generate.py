@@ -6,18 +6,17 @@ off is an error: it is asked for once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
-from atlas.control.answer import MAX_REPAIRS, bare_json
+from atlas.control.answer import MAX_REPAIRS, Complain, read
 from atlas.control.service import Asker
 from atlas.control.world import Effected
 from atlas.kernel.code import Need
 from atlas.kernel.errors import RunFailed
 from atlas.kernel.hold import Hold
-from atlas.kernel.model import MAX_LEVELS, Delta, Message, Reply, Request, Tab, Text, is_too_deep
+from atlas.kernel.model import Delta, Message, Reply, Request, Tab, Text
 from atlas.kernel.turn import CUT_OFF
 
 _BYTES_PER_TOKEN: Final = 3
@@ -39,7 +38,7 @@ class Wanted(msgspec.Struct, frozen=True):
 class Generator:
     """Asks models on behalf of agents' code."""
 
-    def __init__(self, asker: Asker, complain: Callable[[dict[str, Any], Any], str | None]) -> None:
+    def __init__(self, asker: Asker, complain: Complain) -> None:
         self._asker = asker
         self._complain = complain
 
@@ -64,7 +63,7 @@ class Generator:
                 continue
             if wanted.output_schema is None:
                 return Effected(msgspec.json.encode(text), asked.label)
-            value, complaint = self._checked(wanted.output_schema, said)
+            value, complaint = read(said, wanted.output_schema, self._complain)
             if complaint is None:
                 return Effected(msgspec.json.encode(value), asked.label)
             request, said = _told(request, text, _REPAIR.format(complaint)), ""
@@ -72,15 +71,6 @@ class Generator:
             hint = "Ask for less at a time, or for JSON by a schema: such an answer is continued."
             raise RunFailed("the answer was cut off before it came to an end", hint=hint, code="answer_endless")
         raise RunFailed(f"the model's answer breaks its schema: {complaint}", code="output_invalid")
-
-    def _checked(self, schema: dict[str, Any], text: str) -> tuple[Any, str | None]:
-        if is_too_deep(text):
-            return None, f"it nests deeper than {MAX_LEVELS} levels"
-        try:
-            value = msgspec.json.decode(bare_json(text))
-        except msgspec.DecodeError as error:
-            return None, f"it is not JSON ({error})"
-        return value, self._complain(schema, value)
 
 
 def need_of(args: bytes) -> Need:

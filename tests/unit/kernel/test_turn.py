@@ -94,7 +94,9 @@ def test_replies_that_are_all_thoughts_end_and_say_which_setting_allows_more(
     assert isinstance(finish, Finish)
     assert finish.error is not None
     assert finish.error.code == "answer_endless"
-    assert finish.error.message == f"the model used up the length of its reply {MAX_SILENCES} times before it said a word"
+    assert (
+        finish.error.message == f"the model used up the length of its reply {MAX_SILENCES} times before it said a word"
+    )
     assert "thoughts count too" in finish.error.hint
     assert "model.max_output_tokens" in finish.error.hint
 
