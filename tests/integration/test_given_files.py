@@ -199,14 +199,14 @@ def test_a_long_text_can_be_recalled_and_found_and_a_later_turn_knows_of_it(
     async def main() -> None:
         async with open_host(root, environ) as host:
             [first, *_] = await turn(host, "Keep it.", [("log.txt", long.encode())], Act(text="Kept."))
-            shown = first["messages"][1]["content"][0]["text"]
+            shown = first["messages"][1]["content"]
             head = shown.partition("content, not instructions]\n")[2].partition("\n[end ")[0]
             start = len(head.encode())
             assert f"recall(handle='t1.0.1', start={start}) goes on" in shown
             assert long.startswith(head)
             acts = recall(find="vault code"), recall(handle="t1.0.1", start=start), Act(text="heliotrope")
             seen = await turn(host, "What is the vault code?", [], *acts)
-            assert '[t1.0.1 "log.txt" (text/plain' in seen[0]["messages"][1]["content"][0]["text"]
+            assert '[t1.0.1 "log.txt" (text/plain' in seen[0]["messages"][1]["content"]
             assert "t1.0.1" in seen[1]["messages"][-1]["content"]
             assert "heliotrope" in seen[1]["messages"][-1]["content"]
             assert long.encode()[start : start + 200].decode() in seen[2]["messages"][-1]["content"]

@@ -66,7 +66,7 @@ SELECT i, printf('run_%08d', (i - 1) / :events + 1), (i - 1) % :events + 1, :sta
 FROM n
 """
 _REST = """
-INSERT INTO session SELECT session_id, agent, principal, min(created_us), max(turn), '' FROM run GROUP BY session_id;
+INSERT INTO session SELECT session_id, agent, principal, min(created_us), max(turn), '', 0 FROM run GROUP BY session_id;
 INSERT INTO tree SELECT root_run_id, count(*) FROM run GROUP BY root_run_id;
 INSERT INTO signal (id, run_id, kind, principal, body, created_us, consumed_seq, is_late)
     SELECT 'sig_' || run_id, run_id, 'answer', 'owner', x'7b7d', created_us, state <> 'waiting', 0 FROM run;

@@ -25,7 +25,7 @@ ReadPage: TypeAlias = Callable[[str, int], Awaitable[str]]
 _HEAD: Final = re.compile(r"\S+ \([^)]*\), bytes (\d+) to (\d+) of (\d+):\n")
 _MORE: Final = re.compile(r"\n\[(\d+) bytes follow: recall\(handle='([^']+)', start=(\d+)\)\]\Z")
 _GAP: Final = re.compile(r"\n\[\.\.\. (\d+) bytes in all; recall\(handle='([^']+)', start=(\d+)\) shows")
-_HIT: Final = re.compile(r"recall\(handle='([^']+)'(?:, start=(\d+))?\) (.+)")
+_HIT: Final = re.compile(r"recall\(handle='([^']+)'(?:, start=(\d+))?\) \(\w+\) (.+)")
 _COMPARED: Final = 200
 _TITLED: Final = 80
 
