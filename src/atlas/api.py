@@ -332,15 +332,19 @@ async def _run(
 
     run_id = await _submit(host, agent, input, files, options)
     with host.deltas.watch(run_id, pass_on) if on_text is not None else nullcontext():
-        return await _result(host, run_id)
+        return await _rest(host, run_id)
 
 
 async def _result(host: Host, run_id: str) -> Result:
+    return await _rest(host, (await host.find_run(run_id)).run_id)
+
+
+async def _rest(host: Host, run_id: str) -> Result:
+    """What the run comes to."""
     from atlas.control.report import result_of
 
-    row = await host.find_run(run_id)
-    await host.drive(row.run_id)
-    return result_of(await host.report(row.run_id))
+    await host.drive(run_id)
+    return result_of(await host.report(run_id))
 
 
 async def _stream(

@@ -102,6 +102,7 @@ class Driver:
         self._is_stopping = False
         self._is_finishing = False
         self._leaves_when_idle = False
+        self._may_be_due = True
         self._nudged = asyncio.Event()
         slots.freed = self._nudged.set
         self._places = options.places
@@ -140,15 +141,16 @@ class Driver:
         """The state in which the run comes to rest, whoever drives it."""
         future: asyncio.Future[RunState] = asyncio.get_running_loop().create_future()
         self._watched.setdefault(run_id, []).append(future)
-        self._wanted.add(run_id)
-        self._nudged.set()
+        if run_id not in self._attempts:
+            self._wanted.add(run_id)
+            self._look_for_work()
         return await future
 
     def serve(self, place: str) -> None:
         """Claims runs of one more place from here on."""
         if place not in self._places:
             self._places = (*self._places, place)
-            self._nudged.set()
+            self._look_for_work()
 
     def finish(self) -> None:
         """Claims nothing new from here on, except what runs in hand wait for."""
@@ -180,28 +182,22 @@ class Driver:
         with suppress(Unavailable):
             await self._ledger.expire(self._options.owner.text)
 
+    def _look_for_work(self) -> None:
+        self._may_be_due = True
+        self._nudged.set()
+
     async def _listen(self, wake: Wake) -> None:
         while True:
             await wake.wait(self._options.lease_s / 3)
-            self._nudged.set()
+            self._look_for_work()
 
     async def _claim(self, tasks: asyncio.TaskGroup) -> bool:
         """Takes what may be taken now; True when anything was."""
-        claimed: list[Claimed] = []
-        needed = not self._is_finishing or any(attempt.waits_for_children for attempt in self._attempts.values())
-        if needed and self._slots.free > 0:
-            options = self._options
-            claimed += await self._ledger.claim(
-                options.owner.text,
-                limit=self._slots.free,
-                lease_s=options.lease_s,
-                max_running=options.max_running,
-                places=self._places,
-            )
+        claimed = await self._claim_due()
         # Nearly always they are among those just taken, all in one commit.
         claimed += await self._claim_wanted({each.lease.run_id for each in claimed})
         # Signals are read after claiming: one that was sent before cannot be missed, one sent later wakes us.
-        signals = await self._ledger.signals()
+        signals = await self._ledger.signals() if claimed or self._attempts else ()
         for each in claimed:
             self._start(each, tasks)
         for signal in signals:
@@ -209,6 +205,25 @@ class Driver:
             if attempt is not None:
                 attempt.post(signal)
         return bool(claimed)
+
+    async def _claim_due(self) -> list[Claimed]:
+        """Takes what is due, as far as there are places; without asking when nothing can have come since the last time."""
+        needed = not self._is_finishing or any(attempt.waits_for_children for attempt in self._attempts.values())
+        room, options = self._slots.free, self._options
+        is_asked = self._may_be_due or self._leaves_when_idle
+        if not (is_asked and needed and room > 0):
+            return []
+        self._may_be_due = False
+        claimed = await self._ledger.claim(
+            options.owner.text,
+            limit=room,
+            lease_s=options.lease_s,
+            max_running=options.max_running,
+            places=self._places,
+        )
+        # What there was no room for is still there when a place is given back; all else that comes or ends wakes us.
+        self._may_be_due = self._may_be_due or len(claimed) == room
+        return claimed
 
     async def _claim_wanted(self, taken: set[str]) -> list[Claimed]:
         """Takes the runs that somebody waits for, however many are in hand."""
