@@ -17,12 +17,14 @@ import msgspec
 import pytest
 from agents_for_tests import AGENTS, WORLD, Worker
 
-from atlas.app import open_host
+from atlas.app import SystemClock, open_ephemeral, open_host
 from atlas.control.host import Host
 from atlas.engine.agent import AgentBase
 from atlas.kernel.errors import Conflict, Invalid, NotFound
 from atlas.kernel.event import AttemptStarted, EffectIntended, Payload, decode_body, draft
+from atlas.kernel.port import Wake
 from atlas.kernel.run import Append, RunQuery
+from atlas.ledger.memory import MemoryLedger
 
 
 @asynccontextmanager
@@ -412,6 +414,41 @@ def test_never_more_runs_at_once_than_allowed(vault_dir: Path, log: str) -> None
 
     asyncio.run(main())
     assert 2 <= peak <= 4  # the run that is asked for by name may come on top
+
+
+def test_what_there_was_no_place_for_is_taken_when_one_is_given_back() -> None:
+    begun: list[str] = []
+    all_begun = asyncio.Event()
+
+    class Counting(Worker):
+        """Says that it runs."""
+
+        async def execute(self, input: dict[str, Any], context: Any) -> dict[str, Any]:
+            begun.append(context.run_id)
+            if len(begun) == 50:
+                all_begun.set()
+            return {}
+
+    class Deaf(MemoryLedger):
+        """Its waiters hear of no commit, as when the news of one is lost."""
+
+        @asynccontextmanager
+        async def wake(self, *, every_commit: bool = False) -> AsyncIterator[Wake]:
+            yield Silence()
+
+    class Silence:
+        async def wait(self, timeout_s: float) -> bool:
+            await asyncio.Event().wait()
+            return True
+
+    async def main() -> None:
+        async with open_ephemeral({}, agents=(Counting,), ledger=Deaf(SystemClock())) as host:
+            for _ in range(50):  # there are twenty places
+                await host.submit("worker", {})
+            host.start_driving()
+            await all_begun.wait()
+
+    asyncio.run(main())
 
 
 def test_a_fork_repeats_nothing_and_runs_on(vault_dir: Path, log: str) -> None:

@@ -112,13 +112,14 @@ async def open_ephemeral(
     agents: Sequence[Agent | type[AgentBase]] = (),
     models: Mapping[str, Any] | None = None,
     asker: Asker | None = None,
+    ledger: Ledger | None = None,
 ) -> AsyncIterator[Host]:
     """No vault and no file: agents defined in code, a ledger in memory, models from the environment and `models`."""
     from atlas.ledger.memory import MemoryLedger
     from atlas.vault.none import NoVault
 
     clock = clock or SystemClock()
-    ledger = MemoryLedger(clock)
+    ledger = ledger or MemoryLedger(clock)
     nowhere = NoVault()
     config = config_of(models or {})
     secrets = build_secrets(None, config, environ)
