@@ -238,6 +238,46 @@ MANNERS: list[tuple[str, Callable[[dict[str, Any]], object], object, object]] = 
 ]
 
 
+NO_FORCE = 'tool_choice: type "tool" and "any" are not supported for this model.'
+BOUND = (
+    "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation. "
+    'Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
+)
+
+
+def test_a_claude_that_takes_no_forced_tool_is_offered_the_tool_from_then_on(first: ProviderProcess) -> None:
+    async def twice(model: Model) -> list[Reply]:
+        return [await model.ask(WANTING, lambda delta: None) for _ in range(2)]
+
+    first.plan(complaining(NO_FORCE), SHAPED)
+    for reply in asyncio.run(with_model("anthropic", first.url, twice)):
+        assert reply.parts[-1] == Text('{"x": "a cat"}')
+    assert [body.get("tool_choice") for body in first.bodies()] == [{"type": "any"}, None, None]
+
+
+def test_a_claude_whose_thoughts_are_bound_to_dropped_steps_is_told_to_pass_over_them(first: ProviderProcess) -> None:
+    async def twice(model: Model) -> list[Reply]:
+        return [await model.ask(REQUEST, lambda delta: None) for _ in range(2)]
+
+    first.plan(complaining(BOUND), Act(text="ok"))
+    assert [reply.parts for reply in asyncio.run(with_model("anthropic", first.url, twice))] == [(Text("ok"),)] * 2
+    dropping = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+    assert [body.get("thinking") for body in first.bodies()] == [None, dropping, dropping]
+    headers = [{name.lower(): value for name, value in seen.headers.items()} for seen in first.record().seen]
+    beta = "thinking-binding-controls-2026-08-01"
+    assert [one.get("anthropic-beta") for one in headers] == [None, beta, beta]
+    thoughts = [[block["type"] for block in body["messages"][1]["content"]] for body in first.bodies()]
+    assert thoughts == [["thinking", "tool_use"]] * 3  # those that are still good are used
+
+
+def test_thoughts_that_a_router_passes_on_to_a_claude_are_left_out_once_it_refuses_them(first: ProviderProcess) -> None:
+    raw = json.dumps({"type": "error", "error": {"type": "invalid_request_error", "message": BOUND}})
+    error = {"message": "Provider returned error", "code": 400, "metadata": {"raw": raw, "provider_name": "Anthropic"}}
+    refusal = Act(status=400, body=json.dumps({"error": error}), content_type="application/json")
+    assert ask("openai", first, refusal, Act(text="ok"), request=HISTORY).parts == (Text("ok"),)
+    assert ["reasoning_content" in str(body) for body in first.bodies()] == [True, False]
+
+
 @pytest.mark.parametrize("complaint, look, before, after", MANNERS, ids=["order", "choice", "limit", "thoughts"])
 def test_what_a_server_wants_is_learnt_from_its_refusal_once_for_each_model(
     first: ProviderProcess, complaint: str, look: Callable[[dict[str, Any]], object], before: object, after: object

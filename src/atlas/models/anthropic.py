@@ -32,11 +32,16 @@ from atlas.models.anthropic_reply import AnthropicReading
 from atlas.models.encoding import Encodings
 from atlas.models.final_tool import offered
 from atlas.models.http import Http, Target, address
+from atlas.models.manner import NONE, OF_MESSAGES, Learned, Manner, Manners, in_manner
 from atlas.models.wire import as_id, as_name, as_object, converse
 
 BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"
 _MARK = b',"cache_control":{"type":"ephemeral"}'
+# A thought is signed together with all that stood before it. What a bounded request leaves out is missing from that, and
+# without this the whole request is refused; these models think like that of themselves.
+_UNBOUND = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+_UNBOUND_HEADERS = {"anthropic-beta": "thinking-binding-controls-2026-08-01"}
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 _json = msgspec.json.encode
 
@@ -60,6 +65,8 @@ class AnthropicModel:
         if key:
             headers["x-api-key"] = key
         self._target = Target(name, address(base_url, "/v1/messages", without="/v1"), headers, key)
+        self._unbound = msgspec.structs.replace(self._target, headers=headers | _UNBOUND_HEADERS)
+        self._learned = Learned(OF_MESSAGES, frozenset({Manner.FINAL_TOOL}))
         self._http = http
         self._clock = clock
         self._load_blob = load_blob
@@ -69,19 +76,23 @@ class AnthropicModel:
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         """The reply, with deltas on the way; raises ModelError."""
-        asked, final = offered(request)
-        body = await self.body(asked)
-        reading = AnthropicReading(asked, on_delta, self._target.name, final)
-        return await converse(self._http, self._target, body, reading, self._clock)
+        return await self._learned.ask(request, lambda manners: self._ask(request, manners, on_delta))
+
+    async def _ask(self, request: Request, manners: Manners, on_delta: OnDelta) -> Reply:
+        asked, final = in_manner(request, manners)
+        body = await self.body(asked, manners)
+        target = self._unbound if Manner.UNBOUND in manners else self._target
+        reading = AnthropicReading(asked, on_delta, target.name, final)
+        return await converse(self._http, target, body, reading, self._clock)
 
     async def close(self) -> None:
         """Nothing: the connections belong to the pool."""
 
-    async def body(self, request: Request) -> bytes:
-        """The bytes that are sent: the same for equal requests."""
+    async def body(self, request: Request, manners: Manners = NONE) -> bytes:
+        """The bytes that are sent: the same for equal requests in the same manners."""
         request, _ = offered(request)
         try:
-            head = [self._settings(request)]
+            head = [self._settings(request, manners)]
             if any(request.system):
                 head.append(self._system(request.system))
             if request.tools:
@@ -91,7 +102,7 @@ class AnthropicModel:
             raise ModelError("invalid", "the request holds text that is not valid Unicode") from None
         return b"".join((b"{", b",".join(head), b',"messages":[', b",".join(messages), b"]}"))
 
-    def _settings(self, request: Request) -> bytes:
+    def _settings(self, request: Request, manners: Manners) -> bytes:
         fields: dict[str, Any] = {"model": request.model, "max_tokens": request.max_output_tokens}
         if self._stream:
             fields["stream"] = True
@@ -99,6 +110,8 @@ class AnthropicModel:
             fields["temperature"] = request.temperature
         if request.tools and request.tool_choice != "auto":
             fields["tool_choice"] = {"type": _CHOICES[request.tool_choice]}
+        if Manner.UNBOUND in manners:
+            fields["thinking"] = _UNBOUND
         return _json(fields)[1:-1]
 
     def _system(self, system: tuple[str, ...]) -> bytes:

@@ -7,13 +7,13 @@ belong to the wire below it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
 from typing import Final, TypeAlias, assert_never
 
 from msgspec.structs import replace
 
-from atlas.kernel.model import ModelError, Part, Request, Thinking, ToolResult
+from atlas.kernel.model import ModelError, Part, Reply, Request, Thinking, ToolResult
 from atlas.models.final_tool import FinalTool, offered
 
 
@@ -30,12 +30,18 @@ class Manner(Enum):
     """The model has a word between a tool's result and the user's."""
     THOUGHTLESS = auto()
     """Thoughts are not given back."""
+    UNBOUND = auto()
+    """Thoughts that were thought of another beginning are passed over by the server, and not refused."""
 
 
 Manners: TypeAlias = frozenset[Manner]
 NONE: Final[Manners] = frozenset()
 IN_MESSAGES: Final[Manners] = frozenset({Manner.BRIDGED, Manner.THOUGHTLESS})
 """Those that change the bytes of messages."""
+OF_CHAT: Final[Manners] = frozenset(Manner) - {Manner.UNBOUND}
+"""Those of servers that speak chat completions."""
+OF_MESSAGES: Final[Manners] = frozenset({Manner.FREE_CHOICE, Manner.UNBOUND})
+"""Those of servers that speak messages, which are always given a final tool."""
 
 _NO: Final = r"\b.{0,60}?(?:unsupported|not supported|unrecognized|not permitted|not allowed|extra inputs)"
 _COMPLAINTS: Final[Mapping[Manner, re.Pattern[str]]] = {
@@ -43,25 +49,50 @@ _COMPLAINTS: Final[Mapping[Manner, re.Pattern[str]]] = {
     for manner, pattern in {
         # Mistral's own server, and vLLM and llama.cpp with its templates.
         Manner.BRIDGED: r"unexpected role .?user.? after role .?tool|roles must alternate",
-        # DeepSeek and Moonshot while they think, vLLM before it had `required`.
+        # DeepSeek and Moonshot while they think, vLLM before it had `required`, Claude 5.5.
         Manner.FREE_CHOICE: r"tool.?choice",
         # OpenAI's newer models behind Azure and gateways; Azure's older ones.
         Manner.OTHER_LIMIT: rf"use .?max_(?:completion_)?tokens|max_(?:completion_)?tokens{_NO}"
         r"|(?:unrecognized|unsupported|unknown).{0,40}max_(?:completion_)?tokens",
-        # Groq and Cerebras, of what another server thought.
-        Manner.THOUGHTLESS: rf"\breasoning(?:_content|_details)?{_NO}",
+        # Claude since 5.1, of a thought whose beginning is no longer shown as it was.
+        Manner.UNBOUND: r"bound to a different conversation",
+        # Groq and Cerebras, of what another server thought; the same Claude behind OpenRouter.
+        Manner.THOUGHTLESS: rf"\breasoning(?:_content|_details)?{_NO}|bound to a different conversation",
         # OpenAI's older models, DeepSeek, Groq, vLLM, llama.cpp, Gemini: no format, or not this one, or not beside tools.
         Manner.FINAL_TOOL: r"response.?format|response mime type|json.?(?:schema|mode)|structured.?output|grammar|guided",
     }.items()
 }
 
 
-def wanted(error: ModelError, request: Request, manners: Manners) -> Manner | None:
+class Learned:
+    """What the refusals of one server taught about each of its models. `known`: what the wire can do otherwise."""
+
+    def __init__(self, known: Manners, usual: Manners = NONE) -> None:
+        self._known = known
+        self._usual = usual
+        self._manners: dict[str, Manners] = {}
+
+    async def ask(self, request: Request, ask: Callable[[Manners], Awaitable[Reply]]) -> Reply:
+        """What `ask` gives in the manners of the model; it is called again whenever a refusal names another one."""
+        manners = self._manners.get(request.model, self._usual)
+        while True:
+            try:
+                reply = await ask(manners)
+            except ModelError as error:
+                if (manner := _wanted(error, request, manners, self._known)) is None:
+                    raise
+                manners |= {manner}
+            else:
+                self._manners[request.model] = manners | self._manners.get(request.model, NONE)
+                return reply
+
+
+def _wanted(error: ModelError, request: Request, manners: Manners, known: Manners) -> Manner | None:
     """The manner that a refusal asks for, when the request was not asked in it and nothing was billed."""
     if error.kind not in ("invalid", "server") or error.usage:
         return None
     named = (manner for manner, complaint in _COMPLAINTS.items() if complaint.search(error.message))
-    return next((one for one in named if one not in manners and _matters(one, request, manners)), None)
+    return next((one for one in named if one in known - manners and _matters(one, request, manners)), None)
 
 
 def in_manner(request: Request, manners: Manners) -> tuple[Request, FinalTool | None]:
@@ -81,7 +112,7 @@ def _matters(manner: Manner, request: Request, manners: Manners) -> bool:
             return in_manner(request, manners)[0].tool_choice == "required"
         case Manner.BRIDGED:
             return _has(request, ToolResult)
-        case Manner.THOUGHTLESS:
+        case Manner.THOUGHTLESS | Manner.UNBOUND:
             return _has(request, Thinking)
         case Manner.OTHER_LIMIT:
             return True

@@ -29,7 +29,7 @@ from atlas.kernel.model import (
 from atlas.kernel.port import Clock
 from atlas.models.encoding import Encodings
 from atlas.models.http import Http, Target, address, host_of
-from atlas.models.manner import IN_MESSAGES, NONE, Manner, Manners, in_manner, wanted
+from atlas.models.manner import IN_MESSAGES, NONE, OF_CHAT, Learned, Manner, Manners, in_manner
 from atlas.models.openai_reply import OpenAIReading
 from atlas.models.openai_thought import given_back
 from atlas.models.strict import is_strict
@@ -70,22 +70,12 @@ class OpenAIModel:
         self._load_blob = load_blob
         self._stream = stream
         self._encodings = Encodings()
-        self._manners: dict[str, Manners] = {}
+        self._learned = Learned(OF_CHAT)
         self._last_tools: tuple[tuple[ToolSpec, ...], bytes] = ((), b"")
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         """The reply, with deltas on the way; raises ModelError."""
-        manners = self._manners.get(request.model, NONE)
-        while True:
-            try:
-                reply = await self._ask(request, manners, on_delta)
-            except ModelError as error:
-                if (manner := wanted(error, request, manners)) is None:
-                    raise
-                manners |= {manner}
-            else:
-                self._manners[request.model] = manners | self._manners.get(request.model, NONE)
-                return reply
+        return await self._learned.ask(request, lambda manners: self._ask(request, manners, on_delta))
 
     async def _ask(self, request: Request, manners: Manners, on_delta: OnDelta) -> Reply:
         asked, final = in_manner(request, manners)
