@@ -220,6 +220,10 @@ HISTORY = msgspec.structs.replace(
 OTHER_LIMIT = (
     "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
 )
+NO_REASONING = (
+    "Function tools with reasoning_effort are not supported for m1 in /v1/chat/completions. "
+    "To use function tools, use /v1/responses or set reasoning_effort to 'none'."
+)
 MANNERS: list[tuple[str, Callable[[dict[str, Any]], object], object, object]] = [
     (
         "Unexpected role 'user' after role 'tool'",
@@ -235,6 +239,7 @@ MANNERS: list[tuple[str, Callable[[dict[str, Any]], object], object, object]] = 
         True,
         False,
     ),
+    (NO_REASONING, lambda body: body.get("reasoning_effort"), None, "none"),
 ]
 
 
@@ -278,7 +283,9 @@ def test_thoughts_that_a_router_passes_on_to_a_claude_are_left_out_once_it_refus
     assert ["reasoning_content" in str(body) for body in first.bodies()] == [True, False]
 
 
-@pytest.mark.parametrize("complaint, look, before, after", MANNERS, ids=["order", "choice", "limit", "thoughts"])
+@pytest.mark.parametrize(
+    "complaint, look, before, after", MANNERS, ids=["order", "choice", "limit", "thoughts", "reasoning"]
+)
 def test_what_a_server_wants_is_learnt_from_its_refusal_once_for_each_model(
     first: ProviderProcess, complaint: str, look: Callable[[dict[str, Any]], object], before: object, after: object
 ) -> None:
@@ -291,6 +298,27 @@ def test_what_a_server_wants_is_learnt_from_its_refusal_once_for_each_model(
     for reply in asyncio.run(with_model("openai", first.url, thrice)):
         assert (reply.parts, reply.usage) == ((Text("ok"),), Usage(30, 5))
     assert [look(body) for body in first.bodies()] == [before, after, after, before]
+
+
+def test_a_model_that_reasons_and_calls_tools_only_one_at_a_time_still_reasons_without_tools(
+    first: ProviderProcess,
+) -> None:
+    async def twice(model: Model) -> list[Reply]:
+        return [await model.ask(request, lambda delta: None) for request in (HISTORY, toolless)]
+
+    toolless = msgspec.structs.replace(HISTORY, tools=(), tool_choice="auto")
+    first.plan(complaining(NO_REASONING), Act(text="ok"))
+    asyncio.run(with_model("openai", first.url, twice))
+    assert [body.get("reasoning_effort") for body in first.bodies()] == [None, "none", None]
+
+
+def test_a_model_that_cannot_stop_reasoning_is_one_that_takes_no_tools(first: ProviderProcess) -> None:
+    never = complaining("Unsupported value: 'reasoning_effort' does not support 'none' with this model.")
+    first.plan(complaining(NO_REASONING), never)
+    with pytest.raises(ModelError) as caught:
+        asyncio.run(with_model("openai", first.url, lambda model: model.ask(HISTORY, lambda delta: None)))
+    assert (caught.value.kind, len(first.bodies())) == ("auth", 2)
+    assert "can call tools" in caught.value.hint
 
 
 def test_a_server_that_wants_several_things_is_given_each_in_turn(first: ProviderProcess) -> None:

@@ -40,8 +40,11 @@ _NOT_SERVED = re.compile(
     r"|model_decommissioned",
     re.IGNORECASE,
 )
+# No tools at all, or, of OpenAI's GPT-6.1 Sol, not over chat completions: there it would have to stop reasoning.
 _TOOLLESS = re.compile(
-    r"does not support (?:tools|function calling)|tool choice requires --enable-auto-tool-choice", re.IGNORECASE
+    r"does not support (?:tools|function calling)|tool choice requires --enable-auto-tool-choice"
+    r"|reasoning_effort.? does not support .?none",
+    re.IGNORECASE,
 )
 # The server turns down what its own model wrote: Groq.
 _BAD_OUTPUT = re.compile(r"tool_use_failed|json_validate_failed|output_parse_failed")

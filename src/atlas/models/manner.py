@@ -30,6 +30,8 @@ class Manner(Enum):
     """The model has a word between a tool's result and the user's."""
     THOUGHTLESS = auto()
     """Thoughts are not given back."""
+    UNREASONED = auto()
+    """The model is told not to reason where it is offered tools."""
     UNBOUND = auto()
     """Thoughts that were thought of another beginning are passed over by the server, and not refused."""
 
@@ -54,6 +56,8 @@ _COMPLAINTS: Final[Mapping[Manner, re.Pattern[str]]] = {
         # OpenAI's newer models behind Azure and gateways; Azure's older ones.
         Manner.OTHER_LIMIT: rf"use .?max_(?:completion_)?tokens|max_(?:completion_)?tokens{_NO}"
         r"|(?:unrecognized|unsupported|unknown).{0,40}max_(?:completion_)?tokens",
+        # OpenAI's models since 5.4, which reason and call tools at once over another wire only.
+        Manner.UNREASONED: r"reasoning_effort to .?none",
         # Claude since 5.1, of a thought whose beginning is no longer shown as it was.
         Manner.UNBOUND: r"bound to a different conversation",
         # Groq and Cerebras, of what another server thought; the same Claude behind OpenRouter.
@@ -110,6 +114,8 @@ def _matters(manner: Manner, request: Request, manners: Manners) -> bool:
             return request.output_schema is not None
         case Manner.FREE_CHOICE:
             return in_manner(request, manners)[0].tool_choice == "required"
+        case Manner.UNREASONED:
+            return bool(in_manner(request, manners)[0].tools)
         case Manner.BRIDGED:
             return _has(request, ToolResult)
         case Manner.THOUGHTLESS | Manner.UNBOUND:

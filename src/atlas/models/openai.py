@@ -109,6 +109,8 @@ class OpenAIModel:
             fields["temperature"] = request.temperature
         if request.tools and request.tool_choice != "auto":
             fields["tool_choice"] = request.tool_choice
+        if request.tools and Manner.UNREASONED in manners:
+            fields["reasoning_effort"] = "none"
         return _json(fields)[1:-1]
 
     def _system(self, system: tuple[str, ...]) -> bytes:

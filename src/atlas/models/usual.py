@@ -1,7 +1,8 @@
 """What the tiers mean where nobody has said: one key, or the local model, is enough to begin with.
 
 The names are those of the makers' own services and are asked nowhere else. Each tier has a current model and an older
-one behind it, for accounts that the current one is not open to.
+one behind it, for accounts that the current one is not open to. All of them take tools over the wires that are spoken
+here, which not every current one does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ USUAL: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "openai": {
         "fast": ("gpt-6-luna", "gpt-5-mini"),
         "balanced": ("gpt-6.1-terra", "gpt-5.1"),
-        "powerful": ("gpt-6.1-sol", "gpt-5.2"),
+        "powerful": ("gpt-6-sol", "gpt-5.2"),
     },
     "anthropic": {
         "fast": ("claude-haiku-5-5", "claude-haiku-4-5"),

@@ -97,6 +97,7 @@ CASES: list[tuple[int, bytes, ModelErrorKind]] = [
     (400, b'{"code": "invalid argument", "error": "Incorrect API key provided: xa***yz."}', "auth"),  # xAI
     (400, openai("Unknown Model, please check the model code.", code="1211"), "auth"),  # Z.ai
     (400, openai("registry.ollama.ai/library/gemma3:4b does not support tools", "api_error"), "auth"),  # Ollama
+    (400, openai("Unsupported value: 'reasoning_effort' does not support 'none' with this model."), "auth"),  # GPT-6.1
     (400, openai('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'), "auth"),
     (400, openai("Failed to call a function.", "invalid_request_error", "tool_use_failed"), "server"),  # Groq
     (400, openai("Failed to validate JSON.", "invalid_request_error", "json_validate_failed"), "server"),
