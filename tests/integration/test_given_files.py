@@ -136,7 +136,7 @@ def test_what_is_wrong_with_a_file_is_said_before_there_is_a_run(environ: dict[s
             ([tmp_path / "none.png"], NotFound, "there is no file"),
             ([tmp_path], Invalid, "cannot be read"),
             ([b"\0\1\2"], Invalid, "neither a picture"),
-            ([PNG + bytes(6 * 2**20)], Invalid, "larger than 5 MiB"),
+            ([PNG + bytes(6 * 2**20)], Invalid, "larger than 3.75 MiB"),
             ([PNG] * 21, Invalid, "at most 20 files"),
         ):
             with pytest.raises(error, match=match):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+
 import msgspec
 import pytest
 
@@ -58,6 +60,12 @@ def test_what_no_model_could_take_is_refused_with_its_name() -> None:
             examine("a.bin", data, 1)
         assert caught.value.reason == reason
     assert examine("a", b"x" * MAX_BYTES, 1).size == MAX_BYTES
+
+
+def test_the_largest_picture_is_within_what_anthropic_takes_as_it_is_sent() -> None:
+    largest = PNG + bytes(MAX_IMAGE_BYTES - len(PNG))
+    assert examine("a.png", largest, 1).size == MAX_IMAGE_BYTES
+    assert len(b64encode(largest)) == 5_242_880
 
 
 def test_a_pdf_weighs_its_pages_hidden_ones_too() -> None:
