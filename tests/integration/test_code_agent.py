@@ -108,7 +108,7 @@ def test_an_answer_with_a_shape_comes_back_decoded(provider: ProviderProcess, en
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     with Atlas.ephemeral(environ=environ) as atlas:
         assert atlas.run(helper(output_schema=schema), "What is 2 + 3?").unwrap() == {"n": 5}
-    assert provider.bodies()[0]["response_format"]["json_schema"]["schema"] == schema
+    assert provider.bodies()[0]["tools"][-1]["function"]["parameters"] == schema
 
 
 @pytest.mark.parametrize("approved", [True, False])

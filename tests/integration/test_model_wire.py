@@ -149,8 +149,7 @@ ANSWERS: list[tuple[str, Act, Callable[[Wire], tuple[Any, ...]], str]] = [
 def test_answers_arrive_whole(
     first: ProviderProcess, wire: Wire, stream: bool, split: int, act: Act, parts: Any, stop: str
 ) -> None:
-    schema = msgspec.Raw(b'{"type": "object", "properties": {"animal": {"type": "string"}}}')
-    request = msgspec.structs.replace(REQUEST, output_schema=schema if "{" in act.text else None)
+    request = msgspec.structs.replace(REQUEST, output_schema=SCHEMA if "{" in act.text else None)
     act = msgspec.structs.replace(act, usage=ActUsage(100, 20, 60, 30), split=split)
     deltas: list[Delta] = []
     reply = ask(wire, first, act, request=request, deltas=deltas, stream=stream)
@@ -160,8 +159,6 @@ def test_answers_arrive_whole(
     (seen,) = first.record().seen
     assert seen.is_whole
     assert bool(json.loads(seen.body).get("stream")) is stream
-    if request.output_schema is not None and wire == "openai":
-        assert json.loads(seen.body)["response_format"]["json_schema"]["schema"] == json.loads(bytes(schema))
 
 
 WANTING = msgspec.structs.replace(REQUEST, tools=(), messages=REQUEST.messages[:1], output_schema=SCHEMA)
@@ -203,6 +200,19 @@ def test_a_server_that_takes_no_answer_format_is_given_a_final_tool_and_not_aske
     sent = first.bodies()
     assert ["response_format" in body for body in sent] == [True, False, False]
     assert [body.get("tool_choice") for body in sent] == [None, "required", "required"]
+
+
+def test_a_format_does_not_keep_the_models_of_other_servers_from_calling_tools(first: ProviderProcess) -> None:
+    wanting = msgspec.structs.replace(WANTING, tools=REQUEST.tools)
+    calling = Act(tool_calls=(ActCall("look", '{"x": "first"}'),))
+    assert ask("openai", first, calling, request=wanting).parts == (ToolCall("call_1", "look", '{"x": "first"}'),)
+    (sent,) = first.bodies()
+    assert "response_format" not in sent
+    assert [tool["function"]["name"] for tool in sent["tools"]] == ["look", "final_answer"]
+    assert ask("openai", first, SHAPED, request=wanting).parts[-1] == Text('{"x": "a cat"}')
+    ask("openai", first, Act(text='{"x": "a cat"}'), request=WANTING)
+    (sent,) = first.bodies()
+    assert (sent["response_format"]["json_schema"]["schema"], "tools" in sent) == (json.loads(bytes(SCHEMA)), False)
 
 
 HISTORY = msgspec.structs.replace(

@@ -32,7 +32,7 @@ from atlas.models.anthropic_reply import AnthropicReading
 from atlas.models.encoding import Encodings
 from atlas.models.final_tool import offered
 from atlas.models.http import Http, Target, address
-from atlas.models.manner import NONE, OF_MESSAGES, Learned, Manner, Manners, in_manner
+from atlas.models.manner import NONE, OF_MESSAGES, TOOL_ONLY, Learned, Manner, Manners, in_manner
 from atlas.models.wire import as_id, as_name, as_object, converse
 
 BASE_URL = "https://api.anthropic.com"
@@ -66,7 +66,7 @@ class AnthropicModel:
             headers["x-api-key"] = key
         self._target = Target(name, address(base_url, "/v1/messages", without="/v1"), headers, key)
         self._unbound = msgspec.structs.replace(self._target, headers=headers | _UNBOUND_HEADERS)
-        self._learned = Learned(OF_MESSAGES, frozenset({Manner.FINAL_TOOL}))
+        self._learned = Learned(OF_MESSAGES)
         self._http = http
         self._clock = clock
         self._load_blob = load_blob
@@ -76,7 +76,7 @@ class AnthropicModel:
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         """The reply, with deltas on the way; raises ModelError."""
-        return await self._learned.ask(request, lambda manners: self._ask(request, manners, on_delta))
+        return await self._learned.ask(request, TOOL_ONLY, lambda manners: self._ask(request, manners, on_delta))
 
     async def _ask(self, request: Request, manners: Manners, on_delta: OnDelta) -> Reply:
         asked, final = in_manner(request, manners)

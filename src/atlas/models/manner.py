@@ -38,6 +38,7 @@ class Manner(Enum):
 
 Manners: TypeAlias = frozenset[Manner]
 NONE: Final[Manners] = frozenset()
+TOOL_ONLY: Final[Manners] = frozenset({Manner.FINAL_TOOL})
 IN_MESSAGES: Final[Manners] = frozenset({Manner.BRIDGED, Manner.THOUGHTLESS})
 """Those that change the bytes of messages."""
 OF_CHAT: Final[Manners] = frozenset(Manner) - {Manner.UNBOUND}
@@ -71,14 +72,13 @@ _COMPLAINTS: Final[Mapping[Manner, re.Pattern[str]]] = {
 class Learned:
     """What the refusals of one server taught about each of its models. `known`: what the wire can do otherwise."""
 
-    def __init__(self, known: Manners, usual: Manners = NONE) -> None:
+    def __init__(self, known: Manners) -> None:
         self._known = known
-        self._usual = usual
         self._manners: dict[str, Manners] = {}
 
-    async def ask(self, request: Request, ask: Callable[[Manners], Awaitable[Reply]]) -> Reply:
-        """What `ask` gives in the manners of the model; it is called again whenever a refusal names another one."""
-        manners = self._manners.get(request.model, self._usual)
+    async def ask(self, request: Request, usual: Manners, ask: Callable[[Manners], Awaitable[Reply]]) -> Reply:
+        """What `ask` gives in the usual manners and the model's; called again whenever a refusal names another one."""
+        manners = usual | self._manners.get(request.model, NONE)
         while True:
             try:
                 reply = await ask(manners)
@@ -87,7 +87,7 @@ class Learned:
                     raise
                 manners |= {manner}
             else:
-                self._manners[request.model] = manners | self._manners.get(request.model, NONE)
+                self._manners[request.model] = (manners - usual) | self._manners.get(request.model, NONE)
                 return reply
 
 

@@ -1,7 +1,7 @@
 """The chat completions wire: what OpenAI, and nearly every server that serves open models, speaks.
 
 The body is joined from bytes that were made once per message, tool list and system text. `Request.output_schema`
-becomes a native `response_format`, and a final tool for a model whose server turned that down. A message's tool results
+becomes a native `response_format`, and a final tool where that would keep a model from calling others, or is turned down. A message's tool results
 come out before its other parts, because this wire wants them right after the calls they answer.
 """
 
@@ -29,7 +29,7 @@ from atlas.kernel.model import (
 from atlas.kernel.port import Clock
 from atlas.models.encoding import Encodings
 from atlas.models.http import Http, Target, address, host_of
-from atlas.models.manner import IN_MESSAGES, NONE, OF_CHAT, Learned, Manner, Manners, in_manner
+from atlas.models.manner import IN_MESSAGES, NONE, OF_CHAT, TOOL_ONLY, Learned, Manner, Manners, in_manner
 from atlas.models.openai_reply import OpenAIReading
 from atlas.models.openai_thought import given_back
 from atlas.models.strict import is_strict
@@ -75,7 +75,9 @@ class OpenAIModel:
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         """The reply, with deltas on the way; raises ModelError."""
-        return await self._learned.ask(request, lambda manners: self._ask(request, manners, on_delta))
+        # Beside tools OpenAI alone takes a format for the answer: Ollama, vLLM and others write nothing else then, and call none.
+        usual = NONE if self._is_openai or not request.tools else TOOL_ONLY
+        return await self._learned.ask(request, usual, lambda manners: self._ask(request, manners, on_delta))
 
     async def _ask(self, request: Request, manners: Manners, on_delta: OnDelta) -> Reply:
         asked, final = in_manner(request, manners)
