@@ -163,7 +163,7 @@ class Admissions:
         for model in quote.guessed:
             if model not in self._guessed:
                 self._guessed.add(model)
-                said = f"the price of {model} is not known: its maker's is counted, else the highest known one"
+                said = f"the price of {model} is not known: its maker's is counted, else the highest known one; models.prices sets it"
                 self._record.write(Logged(said, "warning"), lazy=True)
 
     def _refused(self, call: CallMade) -> Callable[[AtlasError], None]:
