@@ -1,8 +1,8 @@
 """The messages wire: what Anthropic and the servers that imitate it speak.
 
 The body is joined from bytes that were made once per message, tool list and system text; the marks for the prompt
-cache (system, tools, the message at `cache_at`) are set into those bytes. This wire has no answer format that every
-server knows, so `Request.output_schema` becomes a final tool.
+cache (system, tools, the message at `cache_at`) are set into those bytes. `Request.output_schema` becomes a native format
+where Anthropic itself can enforce it, and a final tool everywhere else: not every server knows the format.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from atlas.kernel.model import (
 from atlas.kernel.port import Clock
 from atlas.models.anthropic_reply import AnthropicReading
 from atlas.models.encoding import Encodings
-from atlas.models.final_tool import offered
-from atlas.models.http import Http, Target, address
+from atlas.models.http import Http, Target, address, host_of
 from atlas.models.manner import NONE, OF_MESSAGES, TOOL_ONLY, Learned, Manner, Manners, in_manner
+from atlas.models.strict import is_strict
 from atlas.models.wire import as_id, as_name, as_object, converse
 
 BASE_URL = "https://api.anthropic.com"
@@ -67,6 +67,7 @@ class AnthropicModel:
         self._target = Target(name, address(base_url, "/v1/messages", without="/v1"), headers, key)
         self._unbound = msgspec.structs.replace(self._target, headers=headers | _UNBOUND_HEADERS)
         self._learned = Learned(OF_MESSAGES)
+        self._is_anthropic = host_of(base_url).endswith(".anthropic.com")
         self._http = http
         self._clock = clock
         self._load_blob = load_blob
@@ -76,7 +77,8 @@ class AnthropicModel:
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         """The reply, with deltas on the way; raises ModelError."""
-        return await self._learned.ask(request, TOOL_ONLY, lambda manners: self._ask(request, manners, on_delta))
+        usual = self._usual(request)
+        return await self._learned.ask(request, usual, lambda manners: self._ask(request, manners, on_delta))
 
     async def _ask(self, request: Request, manners: Manners, on_delta: OnDelta) -> Reply:
         asked, final = in_manner(request, manners)
@@ -90,17 +92,23 @@ class AnthropicModel:
 
     async def body(self, request: Request, manners: Manners = NONE) -> bytes:
         """The bytes that are sent: the same for equal requests in the same manners."""
-        request, _ = offered(request)
+        request, _ = in_manner(request, manners | self._usual(request))
         try:
             head = [self._settings(request, manners)]
             if any(request.system):
                 head.append(self._system(request.system))
             if request.tools:
                 head.append(self._tools(request.tools))
+            if request.output_schema is not None:
+                head.append(self._format(request.output_schema))
             messages = await self._messages(request)
         except UnicodeEncodeError:
             raise ModelError("invalid", "the request holds text that is not valid Unicode") from None
         return b"".join((b"{", b",".join(head), b',"messages":[', b",".join(messages), b"]}"))
+
+    def _usual(self, request: Request) -> Manners:
+        """What the model is asked in unless a refusal taught otherwise."""
+        return NONE if request.output_schema is not None and self._format(request.output_schema) else TOOL_ONLY
 
     def _settings(self, request: Request, manners: Manners) -> bytes:
         fields: dict[str, Any] = {"model": request.model, "max_tokens": request.max_output_tokens}
@@ -120,6 +128,16 @@ class AnthropicModel:
             return found
         blocks = _json([{"type": "text", "text": text} for text in system if text])
         return self._encodings.keep(system, b"".join((b'"system":', blocks[:-2], _MARK, b"}]")))
+
+    def _format(self, schema: msgspec.Raw) -> bytes:
+        """The field that has an answer of this shape enforced; nothing where it cannot be."""
+        key = ("output", bytes(schema))
+        found = self._encodings.find(key)
+        if found is not None:
+            return found
+        is_native = self._is_anthropic and is_strict(msgspec.json.decode(schema))
+        wanted = {"format": {"type": "json_schema", "schema": schema}}
+        return self._encodings.keep(key, b'"output_config":' + _json(wanted) if is_native else b"")
 
     def _tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
         known, data = self._last_tools

@@ -43,8 +43,8 @@ IN_MESSAGES: Final[Manners] = frozenset({Manner.BRIDGED, Manner.THOUGHTLESS})
 """Those that change the bytes of messages."""
 OF_CHAT: Final[Manners] = frozenset(Manner) - {Manner.UNBOUND}
 """Those of servers that speak chat completions."""
-OF_MESSAGES: Final[Manners] = frozenset({Manner.FREE_CHOICE, Manner.UNBOUND})
-"""Those of servers that speak messages, which are always given a final tool."""
+OF_MESSAGES: Final[Manners] = frozenset({Manner.FREE_CHOICE, Manner.UNBOUND, Manner.FINAL_TOOL})
+"""Those of servers that speak messages."""
 
 _NO: Final = r"\b.{0,60}?(?:unsupported|not supported|unrecognized|not permitted|not allowed|extra inputs)"
 _COMPLAINTS: Final[Mapping[Manner, re.Pattern[str]]] = {
@@ -63,8 +63,10 @@ _COMPLAINTS: Final[Mapping[Manner, re.Pattern[str]]] = {
         Manner.UNBOUND: r"bound to a different conversation",
         # Groq and Cerebras, of what another server thought; the same Claude behind OpenRouter.
         Manner.THOUGHTLESS: rf"\breasoning(?:_content|_details)?{_NO}|bound to a different conversation",
-        # OpenAI's older models, DeepSeek, Groq, vLLM, llama.cpp, Gemini: no format, or not this one, or not beside tools.
-        Manner.FINAL_TOOL: r"response.?format|response mime type|json.?(?:schema|mode)|structured.?output|grammar|guided",
+        # OpenAI's and Anthropic's older models, DeepSeek, Groq, vLLM, llama.cpp, Gemini: no format, or not this one, or not
+        # beside tools.
+        Manner.FINAL_TOOL: r"response.?format|response mime type|json.?(?:schema|mode)|structured.?output|grammar|guided"
+        r"|output.?(?:config|format)|schema is too complex",
     }.items()
 }
 

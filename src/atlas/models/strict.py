@@ -1,6 +1,6 @@
 """Whether a JSON Schema lies in the part that servers enforce to the letter.
 
-OpenAI refuses a request that asks for strict output with any other schema, so the question has to be answered
+OpenAI and Anthropic refuse a request that asks for strict output with any other schema, so the question has to be answered
 before. Every object must list all its properties as required and allow no others.
 """
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import msgspec
 import pytest
 
-from atlas.kernel.model import Message, Reply, Request, Text, Thinking, ToolCall, ToolSpec, Usage
+from atlas.kernel.model import Message, ModelError, Reply, Request, Text, Thinking, ToolCall, ToolSpec, Usage
 from atlas.models.final_tool import FinalTool, offered
+from atlas.models.manner import NONE, OF_MESSAGES, TOOL_ONLY, Learned, Manners
 from unit.models.conversation import TOOL, anthropic_model, body
 
 OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -35,6 +37,40 @@ def test_messages_wire_is_given_the_schema_as_a_tool_it_must_call() -> None:
     sent = body(anthropic_model(), wanting(OBJECT))
     assert [(tool["name"], tool["input_schema"]) for tool in sent["tools"]] == [("final_answer", OBJECT)]
     assert sent["tool_choice"] == {"type": "any"}
+
+
+def test_anthropic_itself_enforces_a_shape_that_it_can_and_is_given_the_tool_for_any_other() -> None:
+    model = anthropic_model(base_url="https://api.anthropic.com")
+    closed = {**OBJECT, "additionalProperties": False}
+    sent = body(model, wanting(closed, TOOL))
+    assert sent["output_config"] == {"format": {"type": "json_schema", "schema": closed}}
+    assert [tool["name"] for tool in sent["tools"]] == ["look"]
+    for where, schema in ((model, OBJECT), (anthropic_model(), closed)):
+        sent = body(where, wanting(schema, TOOL))
+        assert ([tool["name"] for tool in sent["tools"]], "output_config" in sent) == (["look", "final_answer"], False)
+    sent = json.loads(asyncio.run(model.body(wanting(closed), TOOL_ONLY)))
+    assert ([tool["name"] for tool in sent["tools"]], "output_config" in sent) == (["final_answer"], False)
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "output_config.format: Extra inputs are not permitted",
+        "Schema is too complex for compilation.",
+        "This model does not support the structured output format.",
+    ],
+)
+def test_a_model_of_anthropic_that_takes_no_format_is_given_the_tool(complaint: str) -> None:
+    asked: list[Manners] = []
+
+    async def ask(manners: Manners) -> Reply:
+        asked.append(manners)
+        if len(asked) == 1:
+            raise ModelError("invalid", f"anthropic answered 400: {complaint}")
+        return replied(Text("{}"))
+
+    asyncio.run(Learned(OF_MESSAGES).ask(wanting(OBJECT), NONE, ask))
+    assert asked == [NONE, TOOL_ONLY]
 
 
 def test_beside_other_tools_the_model_chooses() -> None:
