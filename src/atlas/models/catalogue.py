@@ -45,6 +45,9 @@ class Rates(msgspec.Struct, frozen=True):
         return chosen
 
 
+FREE = Rates(((0, Rate(0, 0, 0, 0)),))
+
+
 class Catalogue:
     """What genai-prices knows, looked up by provider and model."""
 
@@ -92,6 +95,8 @@ class Catalogue:
         info = self._find(provider, model)
         if info is None or not info.prices:
             return None
+        if info.id.endswith(":free"):  # OpenRouter's own word; what costs nothing is listed there without a price
+            return FREE
         if isinstance(info.prices, list):  # some by date or by the time of day
             return _rates(info.get_prices(datetime.fromtimestamp(at_us / MICRO, UTC)))
         key = id(info)  # the catalogue lives as long as this object, so no other model can get the same

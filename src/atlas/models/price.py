@@ -13,9 +13,7 @@ import msgspec
 
 from atlas.kernel.config import Price
 from atlas.kernel.model import Usage
-from atlas.models.catalogue import MICRO, Catalogue, Rate, Rates
-
-FREE = Rates(((0, Rate(0, 0, 0, 0)),))
+from atlas.models.catalogue import FREE, MICRO, Catalogue, Rate, Rates
 
 
 class Cost(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ HOMES = {
     "anthropic": Home("https://api.anthropic.com"),
     "openai": Home("https://api.openai.com/v1"),
     "fast": Home("https://api.groq.com/openai/v1"),
+    "router": Home("https://openrouter.ai/api/v1"),
     "lab": Home("http://127.0.0.1:8000/v1"),
     "demo": Home("", is_free=True),
 }
@@ -51,6 +52,12 @@ def test_catalogue_prices_are_found_by_address_or_by_name() -> None:
     cost = PRICES.cost("anthropic:claude-sonnet-4-5", Usage(1000, 100, 500, 200), NOW_US)
     assert cost == Cost(300 * 3 + 150 + 750 + 1500)
     assert not PRICES.cost("fast:llama-3.3-70b-versatile", Usage(10, 10), NOW_US).is_guess
+
+
+def test_what_openrouter_lists_as_free_costs_nothing_and_what_nobody_lists_is_not_taken_for_free() -> None:
+    assert PRICES.cost("router:meta-llama/llama-3.3-70b-instruct:free", Usage(1000, 100), NOW_US) == Cost(0)
+    unlisted = PRICES.cost("router:nobody/knows-this:free", Usage(1000, 100), NOW_US)
+    assert (unlisted.is_guess, unlisted.micro_usd > 0) == (True, True)
 
 
 def test_rate_of_a_large_request_holds_for_all_its_tokens() -> None:
