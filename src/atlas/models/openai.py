@@ -31,7 +31,7 @@ from atlas.models.encoding import Encodings
 from atlas.models.http import Http, Target, address, host_of
 from atlas.models.manner import IN_MESSAGES, NONE, OF_CHAT, TOOL_ONLY, Learned, Manner, Manners, in_manner
 from atlas.models.openai_reply import OpenAIReading
-from atlas.models.openai_thought import given_back
+from atlas.models.openai_thought import given_back, signed_calls
 from atlas.models.strict import is_strict
 from atlas.models.wire import as_name, as_object, converse
 
@@ -185,20 +185,21 @@ class OpenAIModel:
 
     def _assistant(self, message: Message, manners: Manners) -> dict[str, Any]:
         text = "".join(part.text for part in message.parts if isinstance(part, Text))
+        thoughts = () if self._is_openai or Manner.THOUGHTLESS in manners else message.parts
+        signed = signed_calls(thoughts)
         calls = [
             {
                 "id": part.id,
                 "type": "function",
                 "function": {"name": as_name(part.name), "arguments": as_object(part.args)},
             }
+            | ({"extra_content": signed[part.id]} if part.id in signed else {})
             for part in message.parts
             if isinstance(part, ToolCall)
         ]
         wire: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
         if calls:
-            wire["tool_calls"] = calls
-            if not (self._is_openai or Manner.THOUGHTLESS in manners):
-                wire |= given_back(message.parts)
+            wire |= {"tool_calls": calls} | given_back(thoughts)
         return wire
 
     async def _file(self, image: Image) -> dict[str, Any]:

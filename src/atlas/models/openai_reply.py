@@ -37,6 +37,7 @@ class _Call(msgspec.Struct, gc=False):
     index: int | None = None
     id: str | None = None
     function: _Function = msgspec.field(default_factory=_Function)
+    extra_content: Any = None
 
 
 class _Piece(msgspec.Struct, gc=False):
@@ -92,6 +93,7 @@ class _Draft:
         self.id = given
         self.name = name
         self.args: list[str] = []
+        self.signed: Any = None
 
     @property
     def is_whole(self) -> bool:
@@ -155,15 +157,17 @@ class OpenAIReading:
         if self._finish in _GAVE_UP:
             raise ModelError("server", f"{self._name} gave up on its answer: {self._finish}", usage=self.used())
         parts: list[Part] = []
-        if (details := self._details.whole()) or self._thinking:
+        written = [(draft.id, draft.name, "".join(draft.args)) for draft in self._drafts]
+        calls = unique_ids(written, self._request.step)
+        signed = {call.id: draft.signed for call, draft in zip(calls, self._drafts, strict=True) if draft.signed}
+        if (details := self._details.whole()) or self._thinking or signed:
             # The words of the details, wherever they came too: what is taken out of them is taken out of both.
             thought = self._details.text or "".join(self._thinking)
-            parts.append(Thinking(thought, Way(self._field, details).signature))
+            parts.append(Thinking(thought, Way(self._field, details, signed).signature))
         text = "".join(self._text or self._refusal)
         if text:
             parts.append(Text(text))
-        calls = [(draft.id, draft.name, "".join(draft.args)) for draft in self._drafts]
-        parts += unique_ids(calls, self._request.step)
+        parts += calls
         stop = "refusal" if self._refusal else settled_stop(_STOPS.get(self._finish, "end"), len(calls))
         reply = Reply(tuple(parts), stop, self.used(), self._model)
         return reply if self._final is None else self._final.settled(reply)
@@ -224,6 +228,7 @@ class OpenAIReading:
                 self._say("tool", name)
         elif name and not known.name:
             known.name = name
+        known.signed = call.extra_content or known.signed
         if args:
             known.args.append(args)
             if known.name == self._spoken:

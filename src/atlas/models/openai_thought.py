@@ -19,10 +19,14 @@ _WORDS: Final[Mapping[str, str]] = {"reasoning.text": "text", "reasoning.summary
 
 
 class Way(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a thought came: by which name, or in `details`, which OpenRouter and others sign, and want back unchanged."""
+    """How a thought came: by which name, or in `details`, which OpenRouter and others sign, and want back unchanged.
+
+    `calls` is what Gemini signs each call with, by the call's id; it refuses a call that comes back without.
+    """
 
     field: Field = "reasoning_content"
     details: tuple[dict[str, Any], ...] = ()
+    calls: dict[str, Any] = {}
 
     @property
     def signature(self) -> str:
@@ -93,6 +97,12 @@ def given_back(parts: Iterable[Part]) -> dict[str, Any]:
         else:
             fields[way.field] = fields.get(way.field, "") + part.text
     return {name: value for name, value in fields.items() if value}
+
+
+def signed_calls(parts: Iterable[Part]) -> dict[str, Any]:
+    """What the calls of a message were signed with, by id."""
+    ways = [_way(part) for part in parts if isinstance(part, Thinking)]
+    return {call: signed for way in ways if way is not None for call, signed in way.calls.items()}
 
 
 def _way(thought: Thinking) -> Way | None:

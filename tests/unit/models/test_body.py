@@ -161,6 +161,26 @@ def test_details_of_a_thought_go_back_in_one_piece_each_and_unchanged(with_words
     assert "SIG" not in json.dumps(body(anthropic_model(), request)), "another wire has not signed it"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_gemini_signs_a_call_with_goes_back_with_that_call(stream: bool) -> None:
+    signed = {"google": {"thought_signature": "SIG"}}
+    first = {"index": 0, "id": "c", "function": {"name": "look", "arguments": "{}"}, "extra_content": signed}
+    second = {"index": 1, "id": "c", "function": {"name": "look", "arguments": '{"x": 1}'}}
+    reading = OpenAIReading(asked(), lambda delta: None, "lab")
+    if stream:
+        for call in (first, second):
+            reading.event(json.dumps({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}).encode())
+    else:
+        reading.whole(json.dumps({"choices": [{"message": {"tool_calls": [first, second]}}]}).encode())
+    parts = msgspec.json.decode(msgspec.json.encode(reading.reply().parts), type=tuple[Part, ...])
+    request = asked(Message("assistant", parts), user(ToolResult("c", "x"), ToolResult("c_2", "y")))
+    said = body(openai_model(), request)["messages"][0]
+    assert [(call["id"], call.get("extra_content")) for call in said["tool_calls"]] == [("c", signed), ("c_2", None)]
+    assert set(said) == {"role", "content", "tool_calls"}
+    for other in (anthropic_model(), openai_model(base_url="https://api.openai.com/v1")):
+        assert "SIG" not in json.dumps(body(other, request)), "another server has not signed it"
+
+
 def test_two_thoughts_are_not_taken_for_one() -> None:
     details = [text_detail("a"), text_detail("b", index=1), {"type": "reasoning.summary", "index": 1, "summary": "c"}]
     reading = OpenAIReading(asked(), lambda delta: None, "lab")
