@@ -234,6 +234,10 @@ NO_REASONING = (
     "Function tools with reasoning_effort are not supported for m1 in /v1/chat/completions. "
     "To use function tools, use /v1/responses or set reasoning_effort to 'none'."
 )
+NO_STREAM = (
+    "Your organization must be verified to stream this model. Please go to: "
+    "https://platform.openai.com/settings/organization/general and click on Verify Organization."
+)
 MANNERS: list[tuple[str, Callable[[dict[str, Any]], object], object, object]] = [
     (
         "Unexpected role 'user' after role 'tool'",
@@ -250,6 +254,7 @@ MANNERS: list[tuple[str, Callable[[dict[str, Any]], object], object, object]] = 
         False,
     ),
     (NO_REASONING, lambda body: body.get("reasoning_effort"), None, "none"),
+    (NO_STREAM, lambda body: [name for name in body if "stream" in name], ["stream", "stream_options"], []),
 ]
 
 
@@ -294,7 +299,7 @@ def test_thoughts_that_a_router_passes_on_to_a_claude_are_left_out_once_it_refus
 
 
 @pytest.mark.parametrize(
-    "complaint, look, before, after", MANNERS, ids=["order", "choice", "limit", "thoughts", "reasoning"]
+    "complaint, look, before, after", MANNERS, ids=["order", "choice", "limit", "thoughts", "reasoning", "stream"]
 )
 def test_what_a_server_wants_is_learnt_from_its_refusal_once_for_each_model(
     first: ProviderProcess, complaint: str, look: Callable[[dict[str, Any]], object], before: object, after: object

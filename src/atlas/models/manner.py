@@ -30,6 +30,8 @@ class Manner(Enum):
     """The model has a word between a tool's result and the user's."""
     THOUGHTLESS = auto()
     """Thoughts are not given back."""
+    UNSTREAMED = auto()
+    """The answer comes in one piece."""
     UNREASONED = auto()
     """The model is told not to reason where it is offered tools."""
     UNBOUND = auto()
@@ -57,6 +59,8 @@ _COMPLAINTS: Final[Mapping[Manner, re.Pattern[str]]] = {
         # OpenAI's newer models behind Azure and gateways; Azure's older ones.
         Manner.OTHER_LIMIT: rf"use .?max_(?:completion_)?tokens|max_(?:completion_)?tokens{_NO}"
         r"|(?:unrecognized|unsupported|unknown).{0,40}max_(?:completion_)?tokens",
+        # OpenAI, of accounts that it has not verified.
+        Manner.UNSTREAMED: r"verified to stream",
         # OpenAI's models since 5.4, which reason and call tools at once over another wire only.
         Manner.UNREASONED: r"reasoning_effort to .?none",
         # Claude since 5.1, of a thought whose beginning is no longer shown as it was.
@@ -122,7 +126,7 @@ def _matters(manner: Manner, request: Request, manners: Manners) -> bool:
             return _has(request, ToolResult)
         case Manner.THOUGHTLESS | Manner.UNBOUND:
             return _has(request, Thinking)
-        case Manner.OTHER_LIMIT:
+        case Manner.OTHER_LIMIT | Manner.UNSTREAMED:
             return True
         case _:
             assert_never(manner)

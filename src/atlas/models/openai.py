@@ -105,7 +105,7 @@ class OpenAIModel:
     def _settings(self, request: Request, manners: Manners) -> bytes:
         limit = _LIMITS[self._is_openai is not (Manner.OTHER_LIMIT in manners)]
         fields: dict[str, Any] = {"model": request.model, limit: request.max_output_tokens}
-        if self._stream:
+        if self._stream and Manner.UNSTREAMED not in manners:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
         if request.temperature is not None:
             fields["temperature"] = request.temperature
