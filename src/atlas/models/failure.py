@@ -42,7 +42,8 @@ _NOT_SERVED = re.compile(
 )
 # No tools at all, or, of OpenAI's GPT-6.1 Sol, not over chat completions: there it would have to stop reasoning.
 _TOOLLESS = re.compile(
-    r"does not support (?:tools|function calling)|tool choice requires --enable-auto-tool-choice"
+    r"does not support (?:tools|function calling)|no endpoints found that support tool use"
+    r"|tool choice requires --enable-auto-tool-choice"
     r"|reasoning_effort.? does not support .?none",
     re.IGNORECASE,
 )

@@ -118,10 +118,17 @@ def test_refusals_have_their_kind(status: int, body: bytes, kind: ModelErrorKind
     assert str(status) in error.message
 
 
-def test_a_model_that_takes_no_tools_is_said_to_be_one() -> None:
-    error = http_failure("lab", 400, {}, openai("gemma3:4b does not support tools", "api_error"), NOW_US)
-    assert "gemma3:4b does not support tools" in error.message
-    assert error.hint == "Name a model that can call tools, or give the agent none."
+@pytest.mark.parametrize(
+    "status, words",
+    [
+        (400, "gemma3:4b does not support tools"),  # Ollama
+        (404, 'No endpoints found that support tool use. Try disabling "recall".'),  # OpenRouter
+    ],
+)
+def test_a_model_that_takes_no_tools_is_said_to_be_one(status: int, words: str) -> None:
+    error = http_failure("lab", status, {}, openai(words, "api_error"), NOW_US)
+    assert words in error.message
+    assert (error.kind, error.hint) == ("auth", "Name a model that can call tools, or give the agent none.")
 
 
 @pytest.mark.parametrize(
