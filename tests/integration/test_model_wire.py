@@ -336,6 +336,14 @@ def test_a_model_that_cannot_stop_reasoning_is_one_that_takes_no_tools(first: Pr
     assert "can call tools" in caught.value.hint
 
 
+def test_a_model_that_used_up_its_reply_by_reasoning_was_cut_off_and_did_not_refuse(first: ProviderProcess) -> None:
+    words = "Could not finish the message because max_tokens or model output limit was reached. "
+    refusal = complaining(f"{words}Please try again with higher max_tokens.")
+    reply = ask("openai", first, refusal)
+    assert (reply.parts, reply.stop, len(first.bodies())) == ((), "length", 1)
+    assert (reply.usage.tokens_out, reply.usage.is_estimated) == (REQUEST.max_output_tokens, True)
+
+
 def test_a_server_that_wants_several_things_is_given_each_in_turn(first: ProviderProcess) -> None:
     refusals = [complaining(complaint) for complaint, *_ in MANNERS]
     assert ask("openai", first, *refusals, Act(text="ok"), request=HISTORY).parts == (Text("ok"),)

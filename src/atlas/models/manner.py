@@ -57,7 +57,7 @@ _COMPLAINTS: Final[Mapping[Manner, re.Pattern[str]]] = {
         # DeepSeek and Moonshot while they think, vLLM before it had `required`, Claude 5.5.
         Manner.FREE_CHOICE: r"tool.?choice",
         # OpenAI's newer models behind Azure and gateways; Azure's older ones.
-        Manner.OTHER_LIMIT: rf"use .?max_(?:completion_)?tokens|max_(?:completion_)?tokens{_NO}"
+        Manner.OTHER_LIMIT: rf"\buse .?max_(?:completion_)?tokens|max_(?:completion_)?tokens{_NO}"
         r"|(?:unrecognized|unsupported|unknown).{0,40}max_(?:completion_)?tokens",
         # OpenAI, of accounts that it has not verified.
         Manner.UNSTREAMED: r"verified to stream",

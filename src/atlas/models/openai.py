@@ -28,6 +28,7 @@ from atlas.kernel.model import (
 )
 from atlas.kernel.port import Clock
 from atlas.models.encoding import Encodings
+from atlas.models.estimate import estimate
 from atlas.models.http import Http, Target, address, host_of
 from atlas.models.manner import IN_MESSAGES, NONE, OF_CHAT, TOOL_ONLY, Learned, Manner, Manners, in_manner
 from atlas.models.openai_reply import OpenAIReading
@@ -37,6 +38,7 @@ from atlas.models.wire import as_name, as_object, converse
 
 BASE_URL = "https://api.openai.com/v1"
 _LIMITS = ("max_tokens", "max_completion_tokens")
+_USED_UP = "model output limit was reached"
 _json = msgspec.json.encode
 _BRIDGE = _json({"role": "assistant", "content": "I see."})
 
@@ -83,7 +85,14 @@ class OpenAIModel:
         asked, final = in_manner(request, manners)
         body = await self.body(asked, manners)
         reading = OpenAIReading(asked, on_delta, self._target.name, final)
-        return await converse(self._http, self._target, body, reading, self._clock)
+        try:
+            return await converse(self._http, self._target, body, reading, self._clock)
+        except ModelError as error:
+            if error.kind != "invalid" or _USED_UP not in error.message:
+                raise
+        # OpenAI does not call it a reply when its models that reason use all of it up before they say a word.
+        used = msgspec.structs.replace(estimate(asked), tokens_out=asked.max_output_tokens)
+        return Reply((), "length", used, request.model)
 
     async def close(self) -> None:
         """Nothing: the connections belong to the pool."""
