@@ -336,6 +336,24 @@ def test_a_model_that_cannot_stop_reasoning_is_one_that_takes_no_tools(first: Pr
     assert "can call tools" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "The `reasoning_content` in the thinking mode must be passed back to the API.",
+        "Missing `reasoning_content` field in the assistant message at message index 3.",
+        "thinking is enabled but reasoning_content is missing in assistant tool call message at index 3",
+    ],
+)
+def test_a_server_that_wants_a_thought_with_all_that_was_said_is_given_one(
+    first: ProviderProcess, complaint: str
+) -> None:
+    words = Message("assistant", (Thinking("So."), Text("A cat.")))
+    request = msgspec.structs.replace(HISTORY, messages=(*HISTORY.messages, words, Message("user", (Text("Sure?"),))))
+    assert ask("openai", first, complaining(complaint), Act(text="ok"), request=request).parts == (Text("ok"),)
+    said = [[m.get("reasoning_content") for m in b["messages"] if m["role"] == "assistant"] for b in first.bodies()]
+    assert said == [["Hm.", None, None], ["Hm.", " ", "So."]]
+
+
 def test_a_model_that_used_up_its_reply_by_reasoning_was_cut_off_and_did_not_refuse(first: ProviderProcess) -> None:
     words = "Could not finish the message because max_tokens or model output limit was reached. "
     refusal = complaining(f"{words}Please try again with higher max_tokens.")

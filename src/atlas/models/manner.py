@@ -30,6 +30,8 @@ class Manner(Enum):
     """The model has a word between a tool's result and the user's."""
     THOUGHTLESS = auto()
     """Thoughts are not given back."""
+    THOUGHTFUL = auto()
+    """All that the model said is given back with thoughts, be it empty ones."""
     UNSTREAMED = auto()
     """The answer comes in one piece."""
     UNREASONED = auto()
@@ -41,7 +43,7 @@ class Manner(Enum):
 Manners: TypeAlias = frozenset[Manner]
 NONE: Final[Manners] = frozenset()
 TOOL_ONLY: Final[Manners] = frozenset({Manner.FINAL_TOOL})
-IN_MESSAGES: Final[Manners] = frozenset({Manner.BRIDGED, Manner.THOUGHTLESS})
+IN_MESSAGES: Final[Manners] = frozenset({Manner.BRIDGED, Manner.THOUGHTLESS, Manner.THOUGHTFUL})
 """Those that change the bytes of messages."""
 OF_CHAT: Final[Manners] = frozenset(Manner) - {Manner.UNBOUND}
 """Those of servers that speak chat completions."""
@@ -67,6 +69,8 @@ _COMPLAINTS: Final[Mapping[Manner, re.Pattern[str]]] = {
         Manner.UNBOUND: r"bound to a different conversation",
         # Groq and Cerebras, of what another server thought; the same Claude behind OpenRouter.
         Manner.THOUGHTLESS: rf"\breasoning(?:_content|_details)?{_NO}|bound to a different conversation",
+        # DeepSeek and Moonshot while they think, of words without calls, and of thoughts that there was no room for.
+        Manner.THOUGHTFUL: r"reasoning_content.{0,60}(?:must be passed back|is missing)|missing .?reasoning_content",
         # OpenAI's and Anthropic's older models, DeepSeek, Groq, vLLM, llama.cpp, Gemini: no format, or not this one, or not
         # beside tools.
         Manner.FINAL_TOOL: r"response.?format|response mime type|json.?(?:schema|mode)|structured.?output|grammar|guided"
@@ -126,6 +130,8 @@ def _matters(manner: Manner, request: Request, manners: Manners) -> bool:
             return _has(request, ToolResult)
         case Manner.THOUGHTLESS | Manner.UNBOUND:
             return _has(request, Thinking)
+        case Manner.THOUGHTFUL:
+            return any(message.role == "assistant" for message in request.messages)
         case Manner.OTHER_LIMIT | Manner.UNSTREAMED:
             return True
         case _:

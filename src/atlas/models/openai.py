@@ -39,6 +39,7 @@ from atlas.models.wire import as_name, as_object, converse
 BASE_URL = "https://api.openai.com/v1"
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _USED_UP = "model output limit was reached"
+_NO_THOUGHT = {"reasoning_content": " "}  # an empty one is none to Moonshot
 _json = msgspec.json.encode
 _BRIDGE = _json({"role": "assistant", "content": "I see."})
 
@@ -209,6 +210,8 @@ class OpenAIModel:
         wire: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
         if calls:
             wire |= {"tool_calls": calls} | given_back(thoughts)
+        if Manner.THOUGHTFUL in manners:
+            wire |= _NO_THOUGHT | given_back(thoughts)
         return wire
 
     async def _file(self, image: Image) -> dict[str, Any]:
