@@ -43,8 +43,9 @@ def describe(error: BaseException, longest: int = _MESSAGE_LIMIT) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` with anything that is not valid Unicode spelled out."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    """`text`, of whatever kind of text it is, as a plain one with anything that is not valid Unicode spelled out."""
+    plain = str.__str__(text)
+    return plain if plain.isascii() else plain.encode("utf-8", "backslashreplace").decode()
 
 
 def _leaf(error: BaseException) -> tuple[BaseException, int]:

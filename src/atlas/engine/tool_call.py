@@ -100,7 +100,8 @@ async def resources_of(tool: LoadedTool, args: bytes, in_thread: InThread = asyn
         return (EVERYTHING,) if declared is None else declared
     try:
         found = _unpacked(await in_thread(partial(_kept, partial(tool.resources, **tool.arguments(args)))))
-        return (found,) if isinstance(found, str) else tuple(str(one) for one in found)
+        names = (found,) if isinstance(found, str) else found
+        return tuple(clean(one if isinstance(one, str) else str(one)) for one in names)
     except BaseException as error:
         if _is_for_us(error):
             raise

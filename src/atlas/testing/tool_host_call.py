@@ -68,6 +68,14 @@ async def a_call_comes_back_as_text(scene: Scene) -> None:
 
 
 @case
+async def text_of_a_kind_of_its_own_is_text(scene: Scene) -> None:
+    said = (await scene.call("markup", text="a")).text
+    found = (await scene.probe("markup", text="b")).text
+    touched = await scene.resources("markup", text="c")
+    assert [(type(one), one) for one in (said, found, *touched)] == [(str, "a"), (str, "b"), (str, "slip:c")]
+
+
+@case
 async def a_call_gets_the_key_of_its_effect(scene: Scene) -> None:
     assert (await scene.call("write", "run_7/tool:2.1:write", path=scene.path)).text == "written"
     assert scene.written == "run_7/tool:2.1:write\n"

@@ -44,6 +44,20 @@ def touched(path: str) -> tuple[str, ...]:
     return (f"file:{path}",)
 
 
+class Markup(str):
+    """Text of a kind of its own, as parsers and templates give it."""
+
+
+def marked(text: str) -> str:
+    """What a call touches, as such a text."""
+    return Markup(f"slip:{text}")
+
+
+def is_marked(text: str) -> Done | None:
+    """That it happened, with such a text."""
+    return Done(Markup(text))
+
+
 @tool(effect="read_only", resources=("slip:{n}",))
 def double(n: int) -> str:
     """Doubles a number."""
@@ -54,6 +68,12 @@ def double(n: int) -> str:
 async def data(n: int, tags: list[str] | None = None) -> dict[str, Any]:
     """Gives data back."""
     return {"n": n, "tags": tags or []}
+
+
+@tool(resources=marked, probe=is_marked)
+def markup(text: str) -> str:
+    """Gives text of a kind of its own back."""
+    return Markup(text)
 
 
 @tool(effect="read_only")
