@@ -162,7 +162,7 @@ def _is_for_us(error: BaseException) -> bool:
     """Whether it tells this task to end, and is nothing that a tool's own code let out."""
     task = asyncio.current_task()
     is_cancelling = task is not None and task.cancelling() > 0
-    return isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and is_cancelling)
+    return isinstance(error, asyncio.CancelledError) and is_cancelling
 
 
 def _given(

@@ -95,8 +95,10 @@ async def what_a_tool_does_wrong_is_text_for_the_model(scene: Scene) -> None:
 async def whatever_a_tool_raises_is_the_outcome_of_that_call_alone(scene: Scene) -> None:
     kinds = ["Abort", "KeyboardInterrupt", "CancelledError", "StopIteration", "GeneratorExit"]
     calls = [scene.call("escape", kind=kind) for kind in kinds]
-    calls += [scene.call("escape_later", kind=kind) for kind in kinds[:3]]
-    for kind, found in zip((*kinds, *kinds[:3]), await together(calls), strict=True):
+    # A coroutine that raises StopIteration raises what Python makes of it.
+    later = [kind for kind in kinds if kind != "StopIteration"]
+    calls += [scene.call("escape_later", kind=kind) for kind in later]
+    for kind, found in zip((*kinds, *later), await together(calls), strict=True):
         assert (found.is_error, found.in_doubt) == (True, False), kind
         assert found.text.startswith(f"{kind}: the way out"), found.text
     # Alone too, where a host may perform it in another way.
