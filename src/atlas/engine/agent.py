@@ -237,14 +237,15 @@ class AgentContext:
         return self._calls.spawn(agent, input, None)
 
     def _question(self, model: str, wanted: Mapping[str, Any], key: str | None) -> Call:
-        unknown = set(wanted) - {"prompt", "schema", "system"}
-        if unknown or not isinstance(wanted.get("prompt"), str):
+        schema, system = wanted.get("schema"), wanted.get("system") or ""
+        is_known = set(wanted) <= {"prompt", "schema", "system"}
+        is_text = isinstance(wanted.get("prompt"), str) and isinstance(system, str)
+        if not (is_known and is_text and (schema is None or isinstance(schema, Mapping))):
             raise Invalid(
-                f"a question to {model!r} has a prompt, and may have a schema and a system text",
+                f"a question to {model!r} has a prompt in words, and may have a schema, which is an object, and a system text",
                 hint="For example {'prompt': 'Name a colour', 'schema': {'type': 'string'}}.",
             )
-        args = {"model": model, "prompt": wanted["prompt"], "system": wanted.get("system") or ""}
-        schema = wanted.get("schema")
+        args = {"model": model, "prompt": wanted["prompt"], "system": system}
         return self._calls.model(model, args if schema is None else {**args, "output_schema": schema}, key)
 
     def secret(self, name: str) -> str:

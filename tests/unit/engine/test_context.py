@@ -140,10 +140,20 @@ def test_fanout_crosses_agents_with_inputs(drive: Open) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("question", [{}, {"prompt": 1}, {"prompt": "hi", "temperature": 2}])
+@pytest.mark.parametrize(
+    "question",
+    [
+        {},
+        {"prompt": 1},
+        {"prompt": "hi", "temperature": 2},
+        {"prompt": "hi", "schema": "string"},
+        {"prompt": "hi", "schema": True},
+        {"prompt": "hi", "system": 5},
+    ],
+)
 def test_a_question_to_a_model_that_is_none_is_refused_before_it_is_asked(drive: Open, question: Any) -> None:
     async def body(context: AgentContext) -> Any:
-        with pytest.raises(Invalid, match="has a prompt"):
+        with pytest.raises(Invalid, match="has a prompt in words"):
             await context.fanout(["lab:small"], [question])
 
     async def main() -> None:
