@@ -107,7 +107,7 @@ def _question(turn: Turn, seen: GuardState, took: str) -> str:
     steps = fence("\n".join(lines) or "(none)", "its last steps")
     asked = fence(one_line(turn.user, 4 * _WORDS), "what it was asked")
     return (
-        f"It has worked for {took} and taken {turn.step} steps; its last {seen.idle} tool calls brought nothing new.\n"
+        f"It has worked for {took} and taken {turn.step} steps; its last {seen.stalled} tool calls brought nothing new.\n"
         f"{asked}\n{steps}\nExtend, nudge or stop?"
     )
 

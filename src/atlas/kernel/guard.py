@@ -114,8 +114,8 @@ class GuardState(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `idle` counts calls without progress in a row, `progress` those with it, `notes` those written since the last one,
     `guesses` questions that failed since then, `failed_changes` changes that failed since one succeeded. `epoch` goes up
-    with every change and `waits` with every wait: what was seen before may be different. Of `calls` the last few are
-    known in full, of many more only the names.
+    with every change and `waits` with every wait: what was seen before may be different. `waiting` counts waits in a row
+    that nobody has looked after yet. Of `calls` the last few are known in full, of many more only the names.
     """
 
     idle: int = 0
@@ -125,12 +125,17 @@ class GuardState(msgspec.Struct, frozen=True, omit_defaults=True):
     failed_changes: int = 0
     epoch: int = 0
     waits: int = 0
-    is_waiting: bool = False
+    waiting: int = 0
     calls: dict[str, Tried] = {}
     new_lines: frozenset[int] = frozenset()
     old_lines: frozenset[int] = frozenset()
     new_names: frozenset[str] = frozenset()
     old_names: frozenset[str] = frozenset()
+
+    @property
+    def stalled(self) -> int:
+        """How many calls in a row brought nothing; waits do from the second on, until somebody looks what came of them."""
+        return self.idle + max(0, self.waiting - 1)
 
 
 def verdicts(state: GuardState, calls: Sequence[Call]) -> tuple[Verdict, ...]:
@@ -184,9 +189,9 @@ def _after(state: GuardState, report: Report, name: str) -> GuardState:
         case Blocked(counts_as_stuck=False):
             return state
         case Blocked():
-            return replace(state, idle=state.idle + 1, is_waiting=False)
+            return replace(state, idle=state.idle + 1, waiting=0)
         case Answered():
-            return replace(_asked_again(state, name), idle=state.idle + 1, is_waiting=False)
+            return replace(_asked_again(state, name), idle=state.idle + 1, waiting=0)
         case Allow():
             pass
     if call.tool == "wait" and not is_error:
@@ -220,9 +225,9 @@ def advice(state: GuardState) -> str:
             f"The last {state.failed_changes} attempts to change something failed. Look at what is there now before the "
             f"next one, or try another way; after {LIMIT} the turn ends."
         )
-    if state.idle >= ADVICE_AT:
+    if state.stalled >= ADVICE_AT:
         return (
-            f"The last {state.idle} calls brought nothing new. Do something else, wait before asking again, or answer "
+            f"The last {state.stalled} calls brought nothing new. Do something else, wait before asking again, or answer "
             f"with what you have; after {LIMIT} the turn ends."
         )
     return ""
@@ -230,8 +235,8 @@ def advice(state: GuardState) -> str:
 
 def stuck(state: GuardState) -> Stuck | None:
     """Why the turn must end, once it must."""
-    if state.idle >= LIMIT:
-        return Stuck("no_progress", f"the last {state.idle} tool calls brought nothing new")
+    if state.stalled >= LIMIT:
+        return Stuck("no_progress", f"the last {state.stalled} tool calls brought nothing new")
     if state.failed_changes >= LIMIT:
         return Stuck("failed_changes", f"{state.failed_changes} attempts in a row to change something failed")
     return None
@@ -283,15 +288,15 @@ def _counted(state: GuardState, call: Call, progress: Progress, is_error: bool) 
         guesses=guesses,
         failed_changes=failed,
         epoch=epoch,
-        is_waiting=False,
+        waiting=0,
     )
 
 
 def _waited(state: GuardState, call: Call) -> GuardState:
     """Waiting is worth a new look at everything; waiting on and on is worth nothing."""
-    if not _is_wait(call) or state.is_waiting:
+    if not _is_wait(call):
         return replace(state, idle=state.idle + 1)
-    return replace(state, waits=state.waits + 1, is_waiting=True)
+    return replace(state, waits=state.waits + (not state.waiting), waiting=state.waiting + 1)
 
 
 def _remembered(state: GuardState, name: str, tried: Tried, marks: frozenset[int]) -> GuardState:

@@ -341,6 +341,18 @@ def test_polling_with_waits_survives_though_nothing_changes(is_error: bool) -> N
     assert len(played.performed) == len(polls)
 
 
+@pytest.mark.parametrize("waits", [2, 5, LIMIT])
+def test_polling_after_several_waits_in_a_row_survives(waits: int) -> None:
+    cycle = [*[call("wait", seconds=60)] * waits, call("status")]
+    polls = cycle * 50
+    assert Played(polls, lambda one: ("waited" if one.tool == "wait" else "running", False)).count == len(polls)
+    reports = [Report(one, "waited" if one.tool == "wait" else "running") for one in cycle]
+    state = GuardState()
+    for _ in range(50):
+        state = after_batch(state, reports)
+        assert stuck(state) is None
+
+
 @given(st.lists(st.integers(1, 6), min_size=10, max_size=40))
 @settings(deadline=None)
 def test_harmless_rereads_between_steps_that_bring_something_survive(gaps: list[int]) -> None:
