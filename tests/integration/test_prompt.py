@@ -694,6 +694,22 @@ def test_files_of_the_contract_are_shown_as_they_are_at_each_step(vault_dir: Pat
     with_host(vault_dir, behaviour, work, LIVE_FILES)
 
 
+def test_the_rest_of_a_long_file_can_be_read_whatever_else_the_agent_may_use(vault_dir: Path) -> None:
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        return (
+            call(("read_file", {"path": "wiki/plan.md", "start": 900})) if len(request.messages) == 1 else say("done")
+        )
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        plan = vault_dir / "agents" / "advisor" / "wiki" / "plan.md"
+        plan.parent.mkdir(parents=True)
+        plan.write_text("".join(f"Buy kettle {n}.\n" for n in range(1_000)))
+        await ask(host, "go")
+        assert "Buy kettle 950." in last_text(asker.requests[1])
+
+    with_host(vault_dir, behaviour, work, LIVE_FILES)
+
+
 def test_a_file_that_is_gone_is_said_to_be_gone_and_the_turn_goes_on(vault_dir: Path) -> None:
     async def work(host: Host, asker: FakeAsker) -> None:
         await ask(host, "go")

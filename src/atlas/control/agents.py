@@ -347,7 +347,8 @@ def _own_pool(run_id: str, contract: Contract) -> tuple[Pool, ...]:
 
 def _as_ancestor(contract: Contract) -> Ancestor:
     """An agent with the tools that its contract gives it: the last of its run's lineage."""
-    return Ancestor(contract.name, contract.tools.allow, contract.tools.deny)
+    tools = contract.usable_tools
+    return Ancestor(contract.name, tools.allow, tools.deny)
 
 
 def _require_words(contract: Contract, value: Any) -> None:

@@ -16,7 +16,7 @@ from atlas.control.agents import Agents
 from atlas.control.recall import Recall
 from atlas.kernel.code import Job
 from atlas.kernel.context import LiveFile
-from atlas.kernel.contract import READ_FILE, Contract
+from atlas.kernel.contract import Contract
 from atlas.kernel.errors import NotFound
 from atlas.kernel.model import ToolCall, ToolResult
 from atlas.kernel.port import SHARED, ToolHost, Vault
@@ -188,10 +188,9 @@ class Desks:
             persona: tuple[str, ...] = (words.instructions,)
         else:
             folders = {job.folder: None, f"{job.folder}/{SHARED}": None}
-            allow = contract.tools.allow
+            allow = contract.usable_tools.allow
             persona = self._persona(contract)
-        always = (*ALWAYS, READ_FILE) if contract.context.files else ALWAYS
-        allowed = None if allow is None else (*allow, *always)
+        allowed = None if allow is None else (*allow, *ALWAYS)
         offers = await self._toolbox.catalogue(folders, allowed, contract.tools.deny)
         system = tuple(map(self._toolbox.redact, (*persona, self._guide)))
         return Desk(job, contract, system, offers, self._toolbox, self._recall)

@@ -479,6 +479,13 @@ class Contract(Part, frozen=True):
     orchestration: Annotated[Orchestration | None, Meta(description="Only with type: orchestrator.")] = None
     model_selection: Annotated[ModelSelection | None, Meta(description="Only with type: orchestrator.")] = None
 
+    @property
+    def usable_tools(self) -> Tools:
+        """`tools`, and what shows the rest of a file that is always in sight."""
+        if self.tools.allow is None or not self.context.files:
+            return self.tools
+        return msgspec.structs.replace(self.tools, allow=(*self.tools.allow, READ_FILE))
+
     def findings(self) -> Iterator[Finding]:
         """Every rule over several keys that this contract breaks."""
         yield from self._orchestrator_findings()

@@ -70,7 +70,7 @@ class PolicyFiles:
     def tools(self, agent: str) -> Tools | None:
         """The lists of tools in the agent's contract as it is now; None when there is no such agent."""
         path = self._contract(agent)
-        return self._all(lambda: found.agent.tools if (found := _read(path, AgentFile)) is not None else None)
+        return self._all(lambda: found.agent.usable_tools if (found := _read(path, AgentFile)) is not None else None)
 
     def mandates_stamp(self, agent: str) -> Stamp:
         """Changes whenever a mandate that the agent may use is written or removed."""
