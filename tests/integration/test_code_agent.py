@@ -89,9 +89,24 @@ def test_a_function_of_this_process_is_called_and_its_answer_reaches_the_model(
     first, second, *_ = provider.bodies()
     assert first["messages"][0]["content"].startswith("You add.")
     assert first["messages"][1] == {"role": "user", "content": "What is 2 + 3?"}
-    assert [one["function"]["name"] for one in first["tools"]] == ["add", "note", "recall"]
+    assert [one["function"]["name"] for one in first["tools"]] == ["add", "note", "recall", "wait"]
     assert "\n5\n" in second["messages"][-1]["content"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_guard_advises_can_be_done(provider: ProviderProcess, environ: Mapping[str, str]) -> None:
+    @tool(effect="read_only")
+    def status() -> str:
+        """How far the job is."""
+        return "running"
+
+    ask = Act(tool_calls=(ActCall("status", "{}"),))
+    provider.plan(ask, ask, ask, Act(tool_calls=(ActCall("wait", '{"seconds": 0}'),)), Act(text="It runs."), by="turn")
+    with Atlas.ephemeral(environ=environ) as atlas:
+        assert atlas.run(helper(tools=[status]), "Is it done?").text == "It runs."
+    answered, waited = (body["messages"][-1]["content"] for body in provider.bodies()[3:])
+    assert "call wait first" in answered
+    assert "waited 0 s" in waited
 
 
 def test_tiers_can_be_named_for_a_light_host(provider: ProviderProcess, environ: Mapping[str, str]) -> None:

@@ -686,7 +686,7 @@ def test_files_of_the_contract_are_shown_as_they_are_at_each_step(vault_dir: Pat
         assert "Buy a teapot." in last_text(second)
         assert "kettle" not in last_text(second).partition("as it is now")[2]
         # The rest of a long one is read with it, whatever else the agent may use.
-        assert {tool.name for tool in first.tools} == {"note", "recall", "read_file"}
+        assert {tool.name for tool in first.tools} == {"note", "recall", "wait", "read_file"}
         built = await host.request(run_id, 1)
         assert built.request.messages == first.messages
         assert [choice.block for choice in built.choices if choice.block.startswith("file ")] == ["file wiki/plan.md"]

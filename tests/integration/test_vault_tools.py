@@ -83,7 +83,7 @@ def test_every_prompt_agent_is_offered_them_as_its_contract_allows(
         assert {"greet", "post"} <= set(offered(provider))
         assert "Hello, Ann" in provider.bodies()[-1]["messages"][-1]["content"]
         assert atlas.run("narrow", "go").ok
-        assert offered(provider) == ["greet", "note", "recall"]
+        assert offered(provider) == ["greet", "note", "recall", "wait"]
         assert atlas.run("denying", "go").ok
         assert "greet" in offered(provider)
         assert "post" not in offered(provider)

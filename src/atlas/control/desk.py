@@ -20,10 +20,10 @@ from atlas.kernel.contract import Contract
 from atlas.kernel.errors import NotFound
 from atlas.kernel.model import ToolCall, ToolResult
 from atlas.kernel.port import SHARED, ToolHost, Vault
+from atlas.kernel.rule import ALWAYS_OFFERED
 from atlas.kernel.tool import ToolDefinition, ToolFinding, ToolOutcome
 
 PERSONA: Final = ("IDENTITY.md", "SOUL.md", "USER.md")
-ALWAYS: Final = ("note", "recall")
 
 
 class Offer(Protocol):
@@ -190,7 +190,7 @@ class Desks:
             folders = {job.folder: None, f"{job.folder}/{SHARED}": None}
             allow = contract.usable_tools.allow
             persona = self._persona(contract)
-        allowed = None if allow is None else (*allow, *ALWAYS)
+        allowed = None if allow is None else (*allow, *ALWAYS_OFFERED)
         offers = await self._toolbox.catalogue(folders, allowed, contract.tools.deny)
         system = tuple(map(self._toolbox.redact, (*persona, self._guide)))
         return Desk(job, contract, system, offers, self._toolbox, self._recall)

@@ -19,8 +19,9 @@ EffectClass: TypeAlias = Literal["read_only", "reversible_write", "external_side
 EffectKind: TypeAlias = Literal["step", "spawn", "model", "tool"]
 LayerName: TypeAlias = Literal["floor", "fleet", "vault", "project", "agent", "parent", "run"]
 
-ALWAYS_OFFERED: Final = frozenset({"note", "recall"})
-"""Tools that every prompt agent has, whatever its list of tools says: they reach nothing but its own record."""
+ALWAYS_OFFERED: Final = frozenset({"note", "recall", "wait"})
+"""Tools that every prompt agent has, whatever its list of tools says: they reach nothing but its own record, and it is
+told to use them."""
 
 OWNER_LAYERS: Final[frozenset[str]] = frozenset({"fleet", "vault"})
 """The layers that may allow what a class's default would ask about or deny."""
