@@ -34,6 +34,8 @@ _ECHO_LENGTH: Final = 200
 _ECHOES: Final = 50
 _FEW: Final = 32
 _LONG: Final = 64 * 1024
+_SHOWN: Final = 4 * 1024
+"""About as much of a long result as a model is shown: its ends. The lines between them are new when it reads on."""
 
 
 @lru_cache(maxsize=1024)
@@ -65,8 +67,8 @@ def arguments_of(args: str) -> Any:
 
 
 def line_marks(text: str) -> frozenset[int]:
-    """A number for each different line of a result, case and spaces apart; of very many lines, for some and the whole."""
-    shown = text if len(text) <= _LONG else f"{text[: _LONG // 2]}\n{text[-_LONG // 2 :]}"
+    """A number for each different line of a result, case and spaces apart; of a long one, for its ends and the whole."""
+    shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}\n{text[-_SHOWN // 2 :]}"
     lines = {" ".join(line.split()) for line in shown.casefold().splitlines()} - {""}
     # Quick rather than strong: for a result to pass as known by accident, every line of it would have to collide.
     marks = {crc32(line.encode(errors="surrogatepass")) for line in lines}

@@ -256,6 +256,22 @@ def test_reading_the_same_lines_in_other_pieces_brings_nothing_new() -> None:
     assert played.count == 1 + LIMIT
 
 
+def test_reading_on_in_what_was_shown_in_part_only_survives() -> None:
+    """A model is shown the ends of a long result; it has not seen the lines between them."""
+    lines = [f"paragraph {n} {'word ' * 60}" for n in range(100)]
+
+    def world(one: Call) -> tuple[str, bool]:
+        asked = json.loads(one.args)
+        first, count = asked.get("start", 1), asked.get("lines", 100)
+        return f"plan.md, from {first}\n" + "\n".join(lines[first - 1 :][:count]), False
+
+    whole = call("read_file", path="plan.md")
+    pages = [call("read_file", path="plan.md", start=first, lines=5) for first in range(1, 100, 5)]
+    assert Played([whole, *pages], world).count == 1 + len(pages)
+    assert Played([whole, *pages * 2], world).count <= 1 + len(pages) + LIMIT
+    assert Played(itertools.repeat(whole), world).count == 1 + LIMIT
+
+
 def test_waiting_on_and_on_ends_and_waiting_no_time_is_no_waiting() -> None:
     played = Played(itertools.repeat(call("wait", seconds=5)), says("waited"))
     assert played.is_stuck
