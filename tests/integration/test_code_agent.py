@@ -211,9 +211,34 @@ def test_a_tool_that_raises_tells_the_model_and_one_that_is_late_is_in_doubt(
         doubtful = atlas.run(helper(name="two", tools=[slow]), "go")
         assert doubtful.state == "in_doubt"
         [item] = atlas.inbox()
-        result = atlas.resolve(item.run_id, item.effect, "done", result={"text": "it was done after all"})
-        assert (result.state, result.text) == ("succeeded", "Fine.")
-    assert "it was done after all" in provider.bodies()[-1]["messages"][-1]["content"]
+        assert atlas.resolve(item.run_id, item.effect, "done").state == "succeeded"
+
+
+@pytest.mark.parametrize(
+    "result, shown",
+    [
+        ("it was done after all", "it was done after all"),
+        ({"message_id": "a1"}, '{"message_id":"a1"}'),
+        (["a", 1], '["a",1]'),
+        (None, "(done, no result)"),
+    ],
+)
+def test_what_a_person_says_that_a_call_came_to_reaches_the_model(
+    provider: ProviderProcess, environ: Mapping[str, str], result: Any, shown: str
+) -> None:
+    @tool(timeout_s=0.05)
+    async def slow() -> str:
+        await asyncio.sleep(60)
+        return "never"
+
+    provider.plan(Act(tool_calls=(ActCall("slow"),)), Act(text="Fine."), by="turn")
+    with Atlas.ephemeral(environ=environ) as atlas:
+        doubtful = atlas.run(helper(tools=[slow]), "go")
+        assert doubtful.state == "in_doubt"
+        [item] = atlas.inbox()
+        settled = atlas.resolve(item.run_id, item.effect, "done", result=result)
+        assert (settled.state, settled.text) == ("succeeded", "Fine.")
+    assert f"\n{shown}\n" in provider.bodies()[-1]["messages"][-1]["content"]
 
 
 def test_what_a_tool_raises_ends_no_run_and_harms_no_other(

@@ -32,6 +32,7 @@ from atlas.kernel.ident import SIGNAL, new_id
 from atlas.kernel.port import Clock, Ledger
 from atlas.kernel.principal import OWNER, check_principal, may_see, refuse_inside
 from atlas.kernel.run import TERMINAL, Append, InboxItem, NewSignal, RunRow
+from atlas.kernel.tool import NO_RESULT, ToolOutcome
 
 EXPIRY = "expiry"
 """Who denies what nobody answered in time."""
@@ -119,7 +120,11 @@ class Approvals:
         refuse_inside(self._inside)
         item = await self._item(run_id, effect, "doubt", principal)
         reason = await self._said(reason)
-        payload = await pack(self._ledger, self._redaction.redactor.json(result)) if result is not None else NULL
+        payload = NULL
+        if resolution == "done":
+            raw = self._redaction.redactor.json(result or b"null")
+            is_tool = msgspec.json.decode(item.body, type=EffectIntended).kind == "tool"
+            payload = await pack(self._ledger, _outcome_of(raw) if is_tool else raw)
         row = await self._ledger.run(run_id)
         if row.state in TERMINAL:
             await self._resolve_ended(row, effect, resolution, payload, reason, principal)
@@ -267,6 +272,13 @@ class Approvals:
                 inbox_close=(effect,),
             )
         )
+
+
+def _outcome_of(result: bytes) -> bytes:
+    """What a person says that a tool's call came to, as the tool would have said it."""
+    value = msgspec.json.decode(result)
+    text = value if isinstance(value, str) else NO_RESULT if value is None else result.decode()
+    return msgspec.json.encode(ToolOutcome(text))
 
 
 def _may_answer(principal: str, item: InboxItem) -> bool:

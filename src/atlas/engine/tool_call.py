@@ -15,10 +15,9 @@ from atlas.engine.failure import clean, describe, record_of
 from atlas.kernel.batch import EVERYTHING
 from atlas.kernel.errors import AtlasError
 from atlas.kernel.redact import Redactor
-from atlas.kernel.tool import EFFECT_KEY, SECRETS, LoadedTool, ToolFinding, ToolOutcome
+from atlas.kernel.tool import EFFECT_KEY, NO_RESULT, SECRETS, LoadedTool, ToolFinding, ToolOutcome
 
 RESULT_LIMIT: Final = 4 * 1024 * 1024
-NO_RESULT: Final = "(done, no result)"
 
 _Kept: TypeAlias = tuple[Any, BaseException | None]
 InThread: TypeAlias = Callable[[Callable[[], _Kept]], Awaitable[_Kept]]

@@ -24,6 +24,9 @@ EFFECT_KEY: Final = "effect_key"
 SECRETS: Final = "secrets"
 """The parameter that gets the values of the secrets a tool declares, by name. The model never sees it either."""
 
+NO_RESULT: Final = "(done, no result)"
+"""What stands for a result where a call that succeeded has none."""
+
 
 class ToolDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a tool declares.
