@@ -125,7 +125,7 @@ class Atlas:
             with suppress(RuntimeError):  # the caller's loop has ended: nobody listens any more
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        running = self._soon(lambda host: _run(host, agent, input, files, options, put))
+        running = self._soon(lambda host: _run(host, agent, input, files, options, put), is_awaited=True)
         running.add_done_callback(lambda _: put(None))
         while (piece := await pieces.get()) is not None:
             on_text(piece)
@@ -228,22 +228,36 @@ class Atlas:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
             service.close()
 
-    def _soon(self, work: Callable[[Host], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
-        """Begins `work` on the loop, which starts now if it does not run yet; whatever hinders that is raised here."""
+    def _soon(
+        self, work: Callable[[Host], Coroutine[Any, Any, T]], *, is_awaited: bool = False
+    ) -> concurrent.futures.Future[T]:
+        """Begins `work` on the loop, which starts now if it does not run yet; whatever hinders that is raised here.
+
+        Whoever does not await it blocks its thread, so on the thread of that loop it is Invalid.
+        """
         import asyncio
+        import threading
 
         # Under the lock, so that work is never given to a loop that was told to stop before: nobody would finish it.
         with self._lock:
             service = self._service
             if service is None or not service.thread.is_alive():
                 service = self._service = _start(self._open)
+            if service.thread is threading.current_thread() and not is_awaited:
+                from atlas.kernel.errors import Invalid
+
+                raise Invalid(
+                    "async code of this Atlas would wait for itself here",
+                    hint="Await the twin of this method, for example `await atlas.run_async(...)`.",
+                    code="waits_for_itself",
+                )
             return asyncio.run_coroutine_threadsafe(work(service.host), service.loop)
 
     async def _async(self, work: Callable[[Host], Coroutine[Any, Any, T]]) -> T:
         """What `work` comes to, for code on another event loop."""
         import asyncio
 
-        return await asyncio.wrap_future(self._soon(work))
+        return await asyncio.wrap_future(self._soon(work, is_awaited=True))
 
 
 class _Service:

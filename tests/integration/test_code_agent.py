@@ -241,6 +241,24 @@ def test_what_a_person_says_that_a_call_came_to_reaches_the_model(
     assert f"\n{shown}\n" in provider.bodies()[-1]["messages"][-1]["content"]
 
 
+def test_code_on_the_loop_of_an_atlas_that_would_wait_for_itself_is_told_so(
+    provider: ProviderProcess, environ: Mapping[str, str]
+) -> None:
+    with Atlas.ephemeral(environ=environ) as atlas:
+
+        async def blocking() -> str:
+            return atlas.run(helper(name="inner"), "go").text
+
+        async def awaiting() -> str:
+            return (await atlas.run_async(helper(name="inner"), "go")).text
+
+        provider.plan(Act(tool_calls=(ActCall("blocking"), ActCall("awaiting"))), Act(text="Done."), by="turn")
+        assert atlas.run(helper(tools=[blocking, awaiting]), "go").ok
+        told = [message["content"] for message in provider.bodies()[-1]["messages"] if message["role"] == "tool"]
+    assert "run_async" in told[0]
+    assert "Done." in told[1]
+
+
 def test_what_a_tool_raises_ends_no_run_and_harms_no_other(
     provider: ProviderProcess, environ: Mapping[str, str]
 ) -> None:
