@@ -109,7 +109,8 @@ def _fewer(exchange: Exchange, short: Exchange, handle: str, limit: int) -> Exch
             whole, pairs[place] = pairs[place], _bare(pairs[place], handle, place + 1)
             excess -= size_of(whole) - size_of(pairs[place])
     if excess > 0 and total == len(pairs):
-        excess += size_of(Text(_unshown_line(handle, total, total + 1))) + 1
+        # Longer than it can come out: each number in it has at least as many digits.
+        excess += size_of(Text(_unshown_line(handle, total, 2 * total))) + 1
     while excess > 0 and len(pairs) > 1:
         excess -= size_of(pairs.pop()) + _fence_size(handle) - 1
     fewer = shown(most)

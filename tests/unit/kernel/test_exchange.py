@@ -6,7 +6,7 @@ import re
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atlas.kernel.context import Built, Live, build
@@ -62,6 +62,7 @@ def check_step(built: Built, results: list[str]) -> int:
 
 
 @settings(max_examples=120, deadline=None)
+@example(total=5_930, calls=127, sizes=[40, 0, 40, 40], args=30, words=0, thoughts=0, letters="x", persona=1)
 @given(
     total=st.integers(1_000, 40_000),
     calls=st.integers(1, 400),
