@@ -130,11 +130,11 @@ class Actor:
         self.meter.said(user)
 
     def _note(self, turn: int) -> tuple[ToolCall, ...]:
-        """Every tenth turn opens a requirement, and five turns later it is met."""
+        """Every tenth turn opens a requirement, and fifteen turns later it is met, when another one is open."""
         if turn % 5:
             return ()
         is_open = turn % 10 == 0
-        name = f"part {turn if is_open else turn - 5}"
+        name = f"part {turn if is_open else turn - 15}"
         text = f"{name} has to be checked twice"
         notes = {**self._notes, f"- [ ] requirement {name}: {text}": is_open}
         self._notes = dict(list(notes.items())[-NOTES_CHECKED:])

@@ -546,6 +546,10 @@ def test_a_child_sees_itself_and_nothing_of_its_session() -> None:
         assert "t0.1.1" in await it.find("lantern")
         assert (await it.find("kettle")).startswith("Nothing")
         assert (await it.show("t1.0")).startswith("There is no ")
+        await it.say(2, "it is in the cellar")
+        await it.end()
+        await it.begin("next")
+        assert (await it.find("lantern")).startswith("Nothing"), "nor does its session see it"
 
     recorded(work)
 

@@ -58,6 +58,8 @@ def test_open_notes_go_on_and_closed_ones_end() -> None:
     first = carried((), (Note("plan", "a", "one"), Note("fact", "b", "two")))
     second = carried(first, (Note("plan", "a", "one", is_open=False), Note("fact", "b", "changed")))
     assert second == (Note("fact", "b", "changed"),)
+    third = carried(first, (Note("plan", "c", "three"),))
+    assert third == (*first, Note("plan", "c", "three")), "what a turn does not mention goes on too"
 
 
 def test_notes_of_different_kinds_with_one_key_are_two() -> None:
