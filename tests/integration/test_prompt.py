@@ -295,6 +295,35 @@ def test_a_fork_of_a_later_turn_goes_on_in_its_session(vault_dir: Path) -> None:
     with_host(vault_dir, lambda request: does.pop(0), work)
 
 
+def test_a_fork_tells_again_what_calls_came_to_whatever_their_tools_have_become(vault_dir: Path) -> None:
+    does: list[tuple[tuple[Part, ...], StopReason]] = []
+    source = (
+        "from atlas import tool\n\n\n@tool(effect='read_only')\ndef look({name}: str) -> str:\n"
+        '    """Looks."""\n    return \'{name}: \' + {name}\n'
+    )
+    tools = vault_dir / "agents" / "advisor" / "tools"
+    tools.mkdir(parents=True)
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        (tools / "look.py").write_text(source.format(name="where"))
+        does[:] = [call(("look", {"where": "attic"}), ("look", {"place": "cellar"})), say("one")]
+        run_id, _ = await ask(host, "go")
+        sent = asker.requests[-1]
+        assert "where: attic" in last_text(sent)
+        [*_, asked] = [event.seq for event in await host.ledger.events(run_id) if event.kind == "effect.intended"]
+        (tools / "look.py").write_text(source.format(name="place"))
+        does[:] = [say("other")]
+        forked = await host.fork(run_id, asked - 1)
+        assert await host.drive(forked.run_id) == "succeeded", (await host.report(forked.run_id)).error
+        assert asker.requests[-1].messages == sent.messages
+        assert asker.requests[-1].tools != sent.tools
+        assert (await host.replay(forked.run_id)).identical
+        shown = await host.request(forked.run_id, 2)
+        assert shown.request.messages == sent.messages
+
+    with_host(vault_dir, lambda request: does.pop(0), work)
+
+
 def test_what_was_wrong_with_an_answer_comes_back_by_its_handle_and_is_found(vault_dir: Path) -> None:
     def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
         match request.step:

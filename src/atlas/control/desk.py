@@ -18,7 +18,7 @@ from atlas.kernel.code import Job
 from atlas.kernel.context import LiveFile
 from atlas.kernel.contract import Contract
 from atlas.kernel.errors import NotFound
-from atlas.kernel.model import ToolCall, ToolResult
+from atlas.kernel.model import ToolCall, ToolResult, ToolSpec
 from atlas.kernel.port import SHARED, ToolHost, Vault
 from atlas.kernel.rule import ALWAYS_OFFERED
 from atlas.kernel.tool import ToolDefinition, ToolFinding, ToolOutcome
@@ -57,6 +57,19 @@ class Checked(Protocol):
     def value(self) -> dict[str, Any]:
         """The same, decoded."""
         ...
+
+
+class PastCall(msgspec.Struct, frozen=True):
+    """A call that is on record and no longer fits: a fork has the tools as they are now."""
+
+    definition: ToolDefinition
+    args: bytes = b"null"
+    value: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, call: ToolCall) -> PastCall:
+        """The call, of which nothing but the name is needed any more."""
+        return cls(ToolDefinition(ToolSpec(call.name, "", msgspec.Raw(b"{}")), effect="read_only"))
 
 
 Declared: TypeAlias = Sequence[ToolDefinition] | None

@@ -15,6 +15,7 @@ from atlas.kernel.event import (
     EffectRefused,
     Event,
     ForkPoint,
+    Payload,
     RunCreated,
     RunEnded,
     TurnSteered,
@@ -30,8 +31,8 @@ class History(msgspec.Struct):
     """What a driver needs to go on with a run.
 
     `answers` holds the outcome of every settled effect by its name, `values` what was read from the clock,
-    `steered` what was decided about a turn, by its place, `told` the step and number of each call that was answered without
-    being performed.
+    `steered` what was decided about a turn, by its place, `told` what was said to each call that was answered without being
+    performed, by its step and number.
     """
 
     state: State
@@ -39,7 +40,7 @@ class History(msgspec.Struct):
     values: dict[str, list[int]]
     last_seq: int
     steered: dict[str, TurnSteered] = {}
-    told: set[tuple[int, int]] = set()
+    told: dict[tuple[int, int], Payload] = {}
 
     def has_made(self, step: int, call: int) -> bool:
         """Whether a call of the turn was made; not one that was answered unperformed, denied, or never come to."""
@@ -144,6 +145,6 @@ def remember(history: History, body: Body) -> None:
         case TurnSteered():
             history.steered[body.place] = body
         case CallAnswered():
-            history.told.add((body.step, body.call))
+            history.told[body.step, body.call] = body.text
         case _:
             pass

@@ -23,7 +23,7 @@ from atlas.control.answer import MAX_REPAIRS, asked_again, bare_json, complaint_
 from atlas.control.calls import MAX_TRIES, Calls, InDoubt, Wanted, settled_by
 from atlas.control.course import Course
 from atlas.control.critic import CriticDesk
-from atlas.control.desk import Checked, Desk
+from atlas.control.desk import Checked, Desk, PastCall
 from atlas.control.history import History, bodies, load
 from atlas.control.hookset import perform
 from atlas.control.order import in_order
@@ -399,9 +399,14 @@ class PromptCode:
 
     async def _run_tools(self, turn: Turn, step: int, calls: tuple[ToolCall, ...]) -> Turn:
         """Runs the calls of a step, side by side where they do not touch the same things; results keep their order."""
-        checks = [self._desk.check(call) for call in calls]
+        checks = [self._checked(call, step, number) for number, call in enumerate(calls, start=1)]
         seen = [_as_guarded(call, check) for call, check in zip(calls, checks, strict=True)]
         verdicts = list(guard.verdicts(self._guard, seen))
+        for number, (check, verdict) in enumerate(zip(checks, verdicts, strict=True)):
+            before = self._history.told.get((step, number + 1))
+            if before is not None and _said_instead(check, verdict) is None:
+                text = msgspec.json.decode(await unpack(self._services.ledger, before), type=str)
+                checks[number] = ToolResult(calls[number].id, text, is_error=True)
         outcomes: dict[int, ToolOutcome] = {}
         told = {
             number: said
@@ -439,12 +444,18 @@ class PromptCode:
         )
         return await self._steering.after_tools(turn, has_run=has_run)
 
+    def _checked(self, call: ToolCall, step: int, number: int) -> Checked | ToolResult:
+        """The call, ready to be performed, or what is wrong with it; that is nothing where it was performed already."""
+        check = self._desk.check(call)
+        is_past = isinstance(check, ToolResult) and f"tool:{step}.{number}:{call.name}" in self._history.answers
+        return PastCall.of(call) if is_past else check
+
     async def _record_told(self, step: int, told: Mapping[int, str]) -> None:
         """Keeps what was said to calls that were not performed: their handles bring it back."""
         for number, text in told.items():
             if (step, number + 1) not in self._history.told:
-                self._history.told.add((step, number + 1))
                 said = await pack(self._services.ledger, _ENCODER.encode(text))
+                self._history.told[step, number + 1] = said
                 self._receive(Steered(CallAnswered(step, number + 1, said)))
 
     async def _claim(self, check: Checked | ToolResult) -> Claim:
