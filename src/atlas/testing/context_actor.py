@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from atlas.kernel.model import Asked, Attempt, OnDelta, Part, Reply, Request, Tab, Text, ToolCall, ToolResult, Usage
-from atlas.testing.context_audit import answer_problems, note_problems, shown_texts
+from atlas.testing.context_audit import note_problems, said_problems, shown_texts
 from atlas.testing.context_finder import UNKNOWN, next_move
 from atlas.testing.context_meter import Meter, count_tokens
 from atlas.testing.context_world import Happening
@@ -66,7 +66,7 @@ class Actor:
         self.complaints: list[str] = []
         self.largest_recall = 0
         self._notes: dict[str, bool] = {}
-        self._answer = ""
+        self._user = self._before = self._answer = ""
         self._script: Script = lambda request: (Text(UNKNOWN),)
         self._documents = root / "documents"
         _write_vault(root, self._documents)
@@ -127,6 +127,7 @@ class Actor:
     def _begin(self, turn: int, user: str, script: Script) -> None:
         self.turn = turn
         self._script = script
+        self._before, self._user = self._user, user
         self.meter.said(user)
 
     def _note(self, turn: int) -> tuple[ToolCall, ...]:
@@ -142,11 +143,11 @@ class Actor:
         return (ToolCall(f"note_{turn}", "note", msgspec.json.encode(note).decode()),)
 
     def _check_carried(self, request: Request) -> None:
-        """The last notes are carried while they are open, and the last answer is shown."""
+        """The last notes are carried while they are open, and the last exchange is shown."""
         carried, closed = (
             [line for line, is_open in self._notes.items() if is_open is wanted] for wanted in (True, False)
         )
-        found = [*note_problems(request, carried, closed), *answer_problems(request, self._answer)]
+        found = [*note_problems(request, carried, closed), *said_problems(request, (self._before, self._answer))]
         self.complaints += [f"t{self.turn}: {one}" for one in found]
 
     def _fetch(self, name: str, text: str) -> ToolCall:

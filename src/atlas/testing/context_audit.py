@@ -130,11 +130,11 @@ def note_problems(request: Request, carried: Iterable[str], closed: Iterable[str
     return missing + [f"a closed note is still shown: {one}" for one in closed if one in lines]
 
 
-def answer_problems(request: Request, answer: str) -> list[str]:
-    """Whether a request does not show the last answer word for word; how it begins is in its turn's title too."""
-    piece = answer[_TITLED : _TITLED + _COMPARED // 4]
-    is_shown = piece in "\n".join(shown_texts(request))
-    return [] if is_shown else [f"the last answer is not shown: {piece!r}"]
+def said_problems(request: Request, said: Iterable[str]) -> list[str]:
+    """What was said last that a request does not show word for word; how it begins is in its turn's title too."""
+    shown = "\n".join(shown_texts(request))
+    pieces = [text[_TITLED : _TITLED + _COMPARED // 4] for text in said]
+    return [f"what was said last is not shown: {piece!r}" for piece in pieces if piece not in shown]
 
 
 def shown_texts(request: Request) -> list[str]:

@@ -256,10 +256,12 @@ def test_what_is_not_there_is_said_to_be_not_there(handle: str) -> None:
 def test_nothing_of_a_later_turn_is_shown() -> None:
     async def work(it: Recorder) -> None:
         await it.turn("first", "one")
-        early = it.runs[-1]
         await it.turn("second", "two")
+        await it.turn("third", "three")
         assert "t2.0" in await it.find("second")
-        assert (await it.recall.by_handle(early, "t2.0", 0, LIMIT, RATE)).text.startswith("There is no ")
+        for early in it.runs[:2]:
+            assert (await it.recall.by_handle(early, "t3.0", 0, LIMIT, RATE)).text.startswith("There is no ")
+            assert (await it.recall.by_words(early, "third", LIMIT, RATE)).startswith("Nothing")
 
     recorded(work)
 
@@ -415,6 +417,8 @@ def test_a_branch_knows_what_stood_before_it_and_nothing_that_came_later() -> No
         await it.turn("the teapot is on the shelf", "ok", "a result")
         for number in range(3, 60):
             await it.turn(f"the kettle, the teapot and the lantern are gone, {number}", "ok")
+        assert "gone" in await it.find("kettle teapot"), "by now all of it is indexed"
+        assert len((await it.whole("turns")).splitlines()) == 58
         await it.begin("where is the kettle?", "ses_b", leaves=("ses_a", 3))
         assert (await it.ledger.run(it.runs[-1])).turn == 3
         session = await session_before(it.ledger, "ses_b", 3)

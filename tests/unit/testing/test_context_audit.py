@@ -11,12 +11,12 @@ from atlas.kernel.excerpt import page, shorten
 from atlas.kernel.model import Message, Part, Request, Text, ToolResult
 from atlas.testing.context_audit import (
     ReadPage,
-    answer_problems,
     hit_problems,
     note_problems,
     order_problem,
     page_problems,
     place_problems,
+    said_problems,
 )
 
 TEXT = "".join(f"Line {number} says one thing: ü.\n" for number in range(400))
@@ -101,10 +101,10 @@ def test_of_equal_hits_the_newer_has_to_be_first() -> None:
     assert len(order_problem("Nothing recorded matches these words.", 9)) == 1
 
 
-def test_open_notes_and_the_last_answer_have_to_be_shown_and_closed_notes_must_not() -> None:
+def test_open_notes_and_what_was_said_last_have_to_be_shown_and_closed_notes_must_not() -> None:
     answer = "That is done. " + "word " * 60
     shown = request(Text("Open notes:\n- [ ] requirement a: check\n\nthe question"), Text(f"t1 you:\n{answer}"))
     assert note_problems(shown, ["- [ ] requirement a: check"], ["- [ ] requirement b: check"]) == []
     assert len(note_problems(shown, ["- [ ] requirement b: check"], ["- [ ] requirement a: check"])) == 2
-    assert answer_problems(shown, answer) == answer_problems(shown, "short") == []
-    assert len(answer_problems(shown, "That is done. " + "other " * 60)) == 1
+    assert said_problems(shown, ["short", answer]) == []
+    assert len(said_problems(shown, [answer, "That is done. " + "other " * 60])) == 1
