@@ -22,15 +22,16 @@ from atlas.kernel.tool import ToolOutcome
 ReadPage: TypeAlias = Callable[[str, int], Awaitable[str]]
 """What recall answers to a handle and a start."""
 
-_HEAD: Final = re.compile(r"\S+ \([^)]*\), bytes (\d+) to (\d+) of (\d+):\n")
+_HEAD: Final = re.compile(r"\S+ \(([^)]*)\), bytes (\d+) to (\d+) of (\d+):\n")
 _MORE: Final = re.compile(r"\n\[(\d+) bytes follow: recall\(handle='([^']+)', start=(\d+)\)\]\Z")
 _GAP: Final = re.compile(r"\n\[\.\.\. (\d+) bytes in all; recall\(handle='([^']+)', start=(\d+)\) shows")
-_HIT: Final = re.compile(r"recall\(handle='([^']+)'(?:, start=(\d+))?\) \(\w+\) (.+)")
+_HIT: Final = re.compile(r"recall\(handle='([^']+)'(?:, start=(\d+))?\) \((\w+)\) ?(.*)")
 _COMPARED: Final = 200
 _TITLED: Final = 80
 
 
 class _Page(msgspec.Struct, frozen=True):
+    label: str
     begin: int
     end: int
     whole: int
@@ -103,15 +104,19 @@ def place_problems(request: Request, recorded: Mapping[str, str]) -> tuple[int, 
 
 
 async def hit_problems(read: ReadPage, listing: str) -> list[str]:
-    """Which hits of a search do not lead to the words that they show."""
+    """Which hits of a search do not lead to the words that they show, or say of somebody else that they are his."""
     problems = []
-    for hit in map(_HIT.match, listing.splitlines()):
+    for line in listing.splitlines():
+        hit = _HIT.fullmatch(line)
         if hit is None:
+            problems += [] if line.startswith("[t") else [f"no hit and no title: {line[:60]!r}"]
             continue
         page = _page(await read(hit[1], int(hit[2] or 0)))
         told = "" if page is None else " ".join(page.data.decode().split())
-        if hit[3].removesuffix("...") not in told:
-            problems.append(f"{hit[1]} from {hit[2] or 0} on does not show {hit[3][:60]!r}")
+        if page is None or hit[4].removesuffix("...") not in told:
+            problems.append(f"{hit[1]} from {hit[2] or 0} on does not show {hit[4][:60]!r}")
+        elif page.label != hit[3]:
+            problems.append(f"{hit[1]} is {page.label} and not {hit[3]}")
     return problems
 
 
@@ -148,5 +153,5 @@ def _page(text: str) -> _Page | None:
         return None
     more = _MORE.search(text, head.end())
     body = text[head.end() : more.start() if more else len(text)]
-    begin, end, whole = int(head[1]), int(head[2]), int(head[3])
-    return _Page(begin, end, whole, body.encode(), (more[2], int(more[3])) if more and end < whole else None)
+    begin, end, whole = int(head[2]), int(head[3]), int(head[4])
+    return _Page(head[1], begin, end, whole, body.encode(), (more[2], int(more[3])) if more and end < whole else None)

@@ -88,14 +88,22 @@ def test_a_text_has_to_go_on_where_it_was_cut() -> None:
 
 def test_a_hit_has_to_lead_to_the_words_it_shows() -> None:
     start = len(TEXT[: TEXT.index("Line 200")].encode())
-    listing = f"[t1 title]\nrecall(handle='t1.1.1', start={start}) Line 200 says one thing: ü. Line 201 s..."
+    listing = f"[t1 title]\nrecall(handle='t1.1.1', start={start}) (observed) Line 200 says one thing: ü. Line 201 s..."
     assert asyncio.run(hit_problems(pager(TEXT), listing)) == []
-    for wrong in (listing.replace(f"start={start}", f"start={start + 1_000}"), listing.replace("t1.1.1", "t1.1.3")):
+    for wrong in (
+        listing.replace(f"start={start}", f"start={start + 1_000}"),
+        listing.replace("t1.1.1", "t1.1.3"),
+        listing.replace("(observed)", "(user)"),
+        listing.replace("(observed) ", ""),
+    ):
+        assert wrong != listing
         assert len(asyncio.run(hit_problems(pager(TEXT), wrong))) == 1
 
 
 def test_of_equal_hits_the_newer_has_to_be_first() -> None:
-    listing = "[t9 title]\nrecall(handle='t9.1.1') The dial.\n[t1 title]\nrecall(handle='t1.1.1') The dial."
+    listing = (
+        "[t9 title]\nrecall(handle='t9.1.1') (observed) The dial.\n[t1 title]\nrecall(handle='t1.1.1') (user) The dial."
+    )
     assert order_problem(listing, 9) == []
     assert len(order_problem(listing, 1)) == 1
     assert len(order_problem("Nothing recorded matches these words.", 9)) == 1
