@@ -64,6 +64,7 @@ _STOP: Final = frozenset(
     )
 )
 
+_Alike: TypeAlias = tuple[bool, bool, int, tuple[str, ...]]
 Provenance: TypeAlias = Literal["user", "claimed", "observed", "noted"]
 """Who is behind a recorded text: the user, the model's own words, a tool, or a note the model took."""
 
@@ -166,7 +167,8 @@ class Index(Protocol):
     def find(self, scope: str, query: Query, limit: int) -> list[Candidate]:
         """The passages that share most with the query; what is rare in the index weighs more.
 
-        At most `limit` that were told for the first time, and as many that were retold.
+        At most `limit` that were told for the first time, as many that were retold, and as many of those that say as much
+        as the best of them at last.
         """
         ...
 
@@ -239,31 +241,39 @@ def query_of(question: str) -> Query:
 
 
 def rank(query: Query, candidates: Sequence[Candidate], limit: int) -> list[Found]:
-    """The best hits first, each with the sentence that shares most with the question; a newer one before its equal.
+    """The best hits first, each with the sentence that shares most with the question.
 
-    Where a title shares more than any sentence of the passage, its turn is meant, and stands for all of its passages.
+    Where a title shares more than any sentence of the passage, its turn is meant, and stands for all of its passages. What
+    shares the same with the question says the same thing at another time: of that the newest comes first.
     """
-    best = max((one.score for one in candidates), default=1.0) or 1.0
-    newest = max((one.passage.at for one in candidates), default=1) or 1
-    scored: list[tuple[float, bool, Found]] = []
+    scored: list[tuple[float, int, _Alike, Found]] = []
     for candidate in candidates:
         passage = candidate.passage
         share, sentence = _best_sentence(query, passage.text)
         found = Found(passage.handle, passage.start, passage.title, sentence)
-        if _share(query, passage.title) > share:
+        if is_titled := _share(query, passage.title) > share:
             found = Found(passage.handle.partition(".")[0], 0, passage.title, "")
-        score = candidate.score / best / (1 + passage.is_retold) + passage.at / newest / 50
-        scored.append((score, passage.is_retold, found))
-    scored.sort(key=lambda one: one[0], reverse=True)
-    return _distinct(scored)[:limit]
+        alike = (passage.is_retold, is_titled, share, shared_words(query, passage))
+        scored.append((candidate.score / (1 + passage.is_retold), passage.at, alike, found))
+    scored.sort(key=lambda one: one[:2], reverse=True)
+    told: dict[_Alike, list[Found]] = {}
+    for _, _, alike, found in sorted(scored, key=lambda one: (one[1], one[0])):
+        told.setdefault(alike, []).append(found)
+    return _distinct([(alike[0], told[alike].pop()) for _, _, alike, _ in scored])[:limit]
 
 
-def _distinct(scored: list[tuple[float, bool, Found]]) -> list[Found]:
+def shared_words(query: Query, passage: Passage) -> tuple[str, ...]:
+    """The words of the question that the passage or its title has."""
+    said = {_stem(word) for word in _words(f"{passage.title} {passage.text}")}
+    return tuple(word for word in query.words if _stem(word) in said)
+
+
+def _distinct(ranked: list[tuple[bool, Found]]) -> list[Found]:
     """Without repetition: a text that two pieces share is shown once, and neither one text nor hearsay fills the page."""
     kept: list[Found] = []
     seen: set[tuple[str, str]] = set()
     times: Counter[str] = Counter()
-    for _, is_retold, one in scored:
+    for is_retold, one in ranked:
         group, most = ("", HITS_RETOLD) if is_retold else (one.handle, HITS_PER_HANDLE)
         if (one.handle, one.snippet) not in seen and times[group] < most:
             times[group] += 1

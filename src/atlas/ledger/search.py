@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from atlas.kernel.errors import LedgerUnavailable
-from atlas.kernel.recall import Candidate, Indexed, Passage, Query, gathered, spread
+from atlas.kernel.recall import Candidate, Indexed, Passage, Query, gathered, shared_words, spread
 from atlas.ledger.migrate import split
 from atlas.ledger.sqlite_error import is_busy, primary_code
 from atlas.ledger.statement import load_migrations, load_statements
@@ -77,7 +77,10 @@ class SqliteIndex:
         return True
 
     def find(self, scope: str, query: Query, limit: int) -> list[Candidate]:
-        """The passages that share most with the query, newer first among equals; what was retold comes after."""
+        """The passages that share most with the query, newer first among equals; what was retold comes after.
+
+        Where there are more than `limit`, also the newest that have the words which the best one shares with the query.
+        """
         with self._open() as db:
             row = db.execute(self._sql["find_scope"], (scope,)).fetchone()
             if row is None or not query.words:
@@ -89,7 +92,22 @@ class SqliteIndex:
                 for *kept, score in db.execute(self._sql["find"], (match, limit)):
                     passage = _passage(*kept, is_retold=is_retold)
                     found.append(Candidate(passage, score))
+                if not is_retold and len(found) == limit:
+                    found += self._newest(db, row[0], query, found, limit)
         return found
+
+    def _newest(
+        self, db: sqlite3.Connection, scope: int, query: Query, found: list[Candidate], limit: int
+    ) -> list[Candidate]:
+        """The last passages with the words that the best one found shares, as far as they were not found."""
+        words = shared_words(query, found[0].passage)
+        if not words:
+            return []
+        wanted = " AND ".join(f'"{word}"' for word in words)
+        match = f"scope : {_mark(scope, False)} AND {{title text}} : ({wanted})"
+        known = {(one.passage.handle, one.passage.start) for one in found}
+        rows = [_passage(*kept, is_retold=False) for kept in db.execute(self._sql["newest"], (match, limit))]
+        return [Candidate(one, found[-1].score) for one in rows if (one.handle, one.start) not in known]
 
     def forget(self, run_id: str) -> None:
         """Takes a run out, so that it is read again when it is next needed."""

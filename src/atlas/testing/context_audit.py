@@ -6,7 +6,7 @@ It reads the events by itself: a fault of what shows them cannot hide in it.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -120,12 +120,14 @@ async def hit_problems(read: ReadPage, listing: str) -> list[str]:
     return problems
 
 
-def order_problem(listing: str, newer: int) -> list[str]:
-    """Whether, of what was recorded twice in the same words, the newer one is not the first hit."""
-    first = next(filter(None, map(_HIT.match, listing.splitlines())), None)
-    if first is not None and first[1].partition(".")[0] == f"t{newer}":
+def order_problem(listing: str, turns: Sequence[int]) -> list[str]:
+    """Whether, of turns that say the same of what was looked for, another one than the newest is hit first."""
+    said = {f"t{turn}" for turn in turns}
+    hits = [hit[1].partition(".")[0] for hit in map(_HIT.match, listing.splitlines()) if hit is not None]
+    first = next((hit for hit in hits if hit in said), None)
+    if first == f"t{max(turns)}":
         return []
-    return [f"of equal hits the one of t{newer} is not first: {listing[:100]!r}"]
+    return [f"of {sorted(said)} the newest is not hit first: {listing[:100]!r}"]
 
 
 def note_problems(request: Request, carried: Iterable[str], closed: Iterable[str]) -> list[str]:

@@ -349,13 +349,12 @@ class Bench:
 
     async def _searched(self, recall: Recall, run_id: str, read: ReadPage) -> list[str]:
         """What is wrong with the hits of searches, in the order in which recall puts them."""
+        asked = [(fact.question, fact.turns) for fact in self._world.facts[:SEARCHES]]
         problems: list[str] = []
-        for fact in self._world.facts[:SEARCHES]:
-            problems += await hit_problems(
-                read, await recall.by_words(run_id, fact.question, self._limits.recall, DEFAULT_RATE)
-            )
-        twins = await recall.by_words(run_id, self._world.twin_code, self._limits.recall, DEFAULT_RATE)
-        return [*problems, *await hit_problems(read, twins), *order_problem(twins, max(self._world.twins))]
+        for words, turns in [*asked, (self._world.twin_code, self._world.twins)]:
+            listing = await recall.by_words(run_id, words, self._limits.recall, DEFAULT_RATE)
+            problems += [*await hit_problems(read, listing), *order_problem(listing, turns)]
+        return problems
 
     async def _sessions(self, host: Host) -> tuple[float, float]:
         """How large what turns leave to the next one is in the beginning and in the end."""

@@ -72,6 +72,11 @@ class Fact(msgspec.Struct, frozen=True):
         return self.plants[-1].value
 
     @property
+    def turns(self) -> tuple[int, ...]:
+        """Where it stands."""
+        return tuple(plant.turn for plant in self.plants)
+
+    @property
     def kind(self) -> str:
         """What a report counts it under: where it counts, and whether only the title leads there."""
         return self.plants[-1].place + (" by title" if self.by_title else "")

@@ -359,6 +359,21 @@ def test_of_two_statements_the_newer_is_named_first() -> None:
     recorded(work)
 
 
+def test_of_many_statements_the_newest_is_named_first_however_long_it_is() -> None:
+    async def work(it: Recorder) -> None:
+        for number in range(1, 41):
+            await it.turn(f"{'words and ' * (number % 7)}the kettle is in room {number}", "ok")
+        await it.turn(f"{'other words and ' * 20}the kettle is in the attic", "ok")
+        await it.turn("the lantern is in the attic", "ok")
+        await it.begin("next")
+        found = re.findall(r"handle='(t\d+)\.0'", await it.find("in which room is the kettle?"))
+        assert found[:3] == ["t40", "t39", "t38"]
+        found = re.findall(r"handle='(t\d+)\.0'", await it.find("kettle"))
+        assert found[:3] == ["t41", "t40", "t39"]
+
+    recorded(work)
+
+
 def test_what_was_only_retold_does_not_hide_what_was_told() -> None:
     async def work(it: Recorder) -> None:
         await it.turn("we put the brass lantern into box nine, as I said", "ok")

@@ -150,10 +150,13 @@ def test_where_the_title_says_more_the_turn_is_the_hit_and_stands_once() -> None
     assert [(one.handle, one.snippet) for one in found] == [("t7", "")]
 
 
-def test_of_equals_the_newer_comes_first_and_of_others_the_better() -> None:
-    old, new = candidate("t1.0", "the kettle", at=100), candidate("t9.0", "the kettle", at=900)
-    better = candidate("t5.0", "the kettle", score=1.5, at=500)
-    assert [one.handle for one in rank(query_of("kettle"), [old, new, better], 5)] == ["t5.0", "t9.0", "t1.0"]
+def test_of_what_shares_the_same_words_the_newest_comes_first_and_of_others_the_better() -> None:
+    old = candidate("t1.0", "The kettle is in the cellar.", score=1.5, at=100_100)
+    new = candidate("t9.0", "Among many other things: the kettle is in the attic.", score=1.0, at=100_900)
+    better = candidate("t5.0", "The kettle of the stair.", score=1.2, at=100_500)
+    worse = candidate("t8.0", "The stair is long, and nobody says why it is.", score=0.9, at=100_800)
+    found = rank(query_of("kettle under the stair"), [new, worse, old, better], 5)
+    assert [one.handle for one in found] == ["t9.0", "t5.0", "t1.0", "t8.0"]
 
 
 def test_neither_one_text_nor_hearsay_fills_the_page() -> None:

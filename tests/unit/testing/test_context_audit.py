@@ -104,9 +104,9 @@ def test_of_equal_hits_the_newer_has_to_be_first() -> None:
     listing = (
         "[t9 title]\nrecall(handle='t9.1.1') (observed) The dial.\n[t1 title]\nrecall(handle='t1.1.1') (user) The dial."
     )
-    assert order_problem(listing, 9) == []
-    assert len(order_problem(listing, 1)) == 1
-    assert len(order_problem("Nothing recorded matches these words.", 9)) == 1
+    assert order_problem(listing, (1, 9)) == order_problem(listing, (1,)) == []
+    assert len(order_problem(listing, (1, 9, 12))) == 1
+    assert len(order_problem("Nothing recorded matches these words.", (9,))) == 1
 
 
 def test_open_notes_and_what_was_said_last_have_to_be_shown_and_closed_notes_must_not() -> None:

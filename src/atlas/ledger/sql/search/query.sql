@@ -51,3 +51,6 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: find
 SELECT handle, start, at, title, text, own_title, own_text, -bm25(passage, 2.0, 0.5, 1.0, 0.0) AS score
 FROM passage WHERE passage MATCH ? ORDER BY score DESC, at DESC LIMIT ?;
+
+-- name: newest
+SELECT handle, start, at, title, text, own_title, own_text FROM passage WHERE passage MATCH ? ORDER BY rowid DESC LIMIT ?;
