@@ -310,6 +310,7 @@ def test_the_command_line_gives_files_and_shows_them_by_digest(
     shown = atlas_command(root, environ, "show", "@last", "--request", "1")
     assert f"[image/png picture.png {PNG_DIGEST}]" in shown.stdout
     assert "given picture.png" in shown.stdout
+    assert re.search(r"^--- tool recall\nBrings back .*\n{.*\"handle\"", shown.stdout, re.MULTILINE)
     overview = atlas_command(root, environ, "show", "@last")
     assert f"picture.png (image/png, {len(PNG)} bytes) {PNG_DIGEST}" in overview.stdout
     wrong = atlas_command(root, environ, "run", "advisor", "x", "--file", str(tmp_path / "none"))

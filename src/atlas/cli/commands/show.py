@@ -99,6 +99,8 @@ async def _show_request(terminal: Terminal, word: str, step: int) -> int:
     terminal.say(f"step {step} of {short(row.run_id)}: {built.tokens} tokens by estimate, to {built.request.model}")
     for choice in built.choices:
         terminal.say(f"  {choice.tokens:>6}  {choice.grade:<8}  {choice.block}")
+    for tool in built.request.tools:
+        terminal.say(f"\n--- tool {tool.name}\n{clean(tool.description)}\n{clean(bytes(tool.schema).decode())}")
     for text in built.request.system:
         terminal.say(f"\n--- system\n{clean(text)}")
     for message in built.request.messages:
