@@ -284,12 +284,21 @@ def _distinct(ranked: list[tuple[bool, Found]]) -> list[Found]:
 
 def _best_sentence(query: Query, text: str) -> tuple[int, str]:
     """How much of the question the best sentence shares, and that sentence with what follows, on one line."""
-    best, place = -1, 0
+    best, place, last = -1, 0, 0
     for begin, end in _sentences(text):
         share = _share(query, text[begin:end])
         if share > best:
-            best, place = share, begin
+            best, place, last = share, begin, end
+    if best > 0 and last - place > SNIPPET:
+        place = _telling_place(query, text, place, last)
     return max(best, 0), one_line(text[place : place + 4 * SNIPPET], SNIPPET)
+
+
+def _telling_place(query: Query, text: str, begin: int, end: int) -> int:
+    """Where in a sentence without end, as data and tables are, a part begins that shares most with the question."""
+    part = SNIPPET * 3 // 4
+    place = max(range(begin, end, part // 2), key=lambda at: _share(query, text[at : at + part]))
+    return max(text.rfind(" ", max(begin, place - part // 6), place) + 1, place - part // 6, begin)
 
 
 def _sentences(text: str) -> Iterator[tuple[int, int]]:

@@ -140,6 +140,15 @@ def test_a_hit_shows_the_sentence_that_shares_most() -> None:
     assert len(rank(query_of("kettle"), [long], 5)[0].snippet) == SNIPPET
 
 
+@pytest.mark.parametrize("gap", [", ", ","])
+def test_a_hit_in_a_sentence_without_end_shows_the_place(gap: str) -> None:
+    rows = [f'{{"item": "thing {number}"{gap}"shelf": {number}}}' for number in range(60)]
+    rows[40] = f'{{"item": "brass kettle"{gap}"shelf": 777}}'
+    [found] = rank(query_of("which shelf has the brass kettle?"), [candidate("t1.1.1", gap.join(rows))], 5)
+    assert 'brass kettle"' in found.snippet
+    assert '"shelf": 777' in found.snippet
+
+
 def test_where_the_title_says_more_the_turn_is_the_hit_and_stands_once() -> None:
     title = 't7 "Prepare the Marigold briefing" -> done'
     found = rank(
