@@ -377,6 +377,23 @@ def test_turns_remember_each_other_and_notes_are_carried(vault_dir: Path) -> Non
     with_host(vault_dir, behaviour, work)
 
 
+def test_notes_whose_long_names_begin_alike_do_not_replace_each_other(vault_dir: Path) -> None:
+    long = "tests/integration/test_prompt.py::test_notes_whose_long_names_begin_alike"
+
+    def behaviour(request: Request) -> tuple[tuple[Part, ...], StopReason]:
+        notes = [{"kind": "plan", "key": f"{long}_{n}", "text": f"look at {n}"} for n in ("one", "two")]
+        return call(*(("note", note) for note in notes)) if request.step == 1 else say("done")
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        await ask(host, "go")
+        shown = last_text(asker.requests[-1])
+        assert ("look at one" in shown) == ("look at two" in shown)
+        assert "key" in shown
+        assert "60" in shown
+
+    with_host(vault_dir, behaviour, work)
+
+
 NOTE = ("note", {"kind": "fact", "key": "kettle", "text": "it is in the attic"})
 
 

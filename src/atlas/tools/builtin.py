@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from atlas.kernel.errors import AtlasError, Fault
 from atlas.kernel.tool import ToolDefinition, ToolOutcome
+from atlas.kernel.turn import KEY_LENGTH
 from atlas.tools.files import list_folder, read_short_text, read_text
 from atlas.tools.tool import Tool, define
 
@@ -24,7 +25,7 @@ NAMES: Final = frozenset({"note", "recall", "read_file", "list_files", "wait"})
 
 def note(
     kind: Literal["requirement", "plan", "mission", "report", "fact"],
-    key: Annotated[str, "A short name; the same one again replaces the note."],
+    key: Annotated[str, Meta(max_length=KEY_LENGTH), "A short name; the same one again replaces the note."],
     text: str,
     status: Literal["open", "done"] = "open",
 ) -> str:
