@@ -48,6 +48,11 @@ _ACCENT: Final = re.compile(
 )
 # Letters and digits in another shape: joined, as Arabic was once printed, full or half width.
 _SHAPED: Final = re.compile(r"[\ufb00-\ufdff\ufe70-\ufefc\uff01-\uffdc]+")
+# Letters that no encoding takes apart; who cannot type them writes these, and so does half of German spelling.
+_LETTER: Final = str.maketrans(
+    {"ß": "ss", "ẞ": "SS", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ı": "i"}
+    | {"æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE"}
+)
 _GAP: Final = "\u200b"
 _SENTENCE: Final = re.compile(r"(?<=[.!?;])\s+|\n+|(?<=。|！|？|；)")
 _SENTENCE_BYTES: Final = re.compile(_SENTENCE.pattern.encode())
@@ -210,7 +215,7 @@ def folded(text: str) -> str:
     if text.isascii():
         return text
     plain = _SHAPED.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
-    return unicodedata.normalize("NFC", _ACCENT.sub("", unicodedata.normalize("NFD", plain)))
+    return unicodedata.normalize("NFC", _ACCENT.sub("", unicodedata.normalize("NFD", plain))).translate(_LETTER)
 
 
 def spread(text: str) -> str:

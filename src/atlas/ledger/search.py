@@ -15,7 +15,7 @@ from atlas.ledger.migrate import split
 from atlas.ledger.sqlite_error import is_busy, primary_code
 from atlas.ledger.statement import load_migrations, load_statements
 
-_VERSION: Final = 5
+_VERSION: Final = 6
 _BUSY_S: Final = 10.0
 _STORE: Final = "search"
 _BROKEN: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

@@ -332,6 +332,7 @@ def test_search_opens_the_place_in_what_was_asked_for_whatever_stands_around_it(
         ("चायदानी सीढ़ी के नीचे है", "चायदानी कहाँ"),
         ("Чайник стоит под лестницей", "где чайник"),
         ("das gelbe Häuschen, café crème", "HAUSCHEN"),
+        ("die Tür in der Großen Straße", "grosse strasse"),
     ],
 )
 def test_search_finds_words_of_any_script(told: str, question: str) -> None:

@@ -98,6 +98,8 @@ def test_a_text_has_the_same_words_in_every_encoding_of_it(text: str) -> None:
         ("καφες", "καφές"),
         ("еще", "ещё"),
         ("istanbul", "İstanbul"),
+        ("daß Straße", "dass Strasse"),
+        ("Łódź København", "lodz kobenhavn"),
         ("ERR 4471", "ＥＲＲ ４４７１"),
         ("コーヒー", "ｺｰﾋｰ"),
         ("file office", "ﬁle oﬃce"),
