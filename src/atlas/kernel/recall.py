@@ -258,7 +258,9 @@ def rank(query: Query, candidates: Sequence[Candidate], limit: int) -> list[Foun
         found = Found(passage.handle, passage.start, passage.title, sentence)
         if is_titled := _share(query, passage.title) > share:
             found = Found(passage.handle.partition(".")[0], 0, passage.title, "")
-        alike = (passage.is_retold, is_titled, share, shared_words(query, passage))
+        # What only stands beside the words of the question, or has other forms of them, is like nothing else.
+        words = shared_words(query, passage) or (passage.handle,)
+        alike = (passage.is_retold, is_titled, share, words)
         scored.append((candidate.score / (1 + passage.is_retold), passage.at, alike, found))
     scored.sort(key=lambda one: one[:2], reverse=True)
     told: dict[_Alike, list[Found]] = {}
@@ -326,7 +328,7 @@ def _share(query: Query, text: str) -> int:
 
 def _stem(word: str) -> str:
     """A word without the commonest endings; only ever compared with others of its kind."""
-    for ending in ("'s", "ing", "ed", "es", "s"):
+    for ending in ("'s", "ing", "ied", "ies", "ed", "es", "s", "e", "y"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             return word[: -len(ending)]
     return word

@@ -170,6 +170,21 @@ def test_of_what_shares_the_same_words_the_newest_comes_first_and_of_others_the_
     assert [one.handle for one in found] == ["t9.0", "t5.0", "t1.0", "t8.0"]
 
 
+def test_what_shares_no_word_stays_where_its_score_puts_it() -> None:
+    found = rank(query_of("kettle"), [candidate("t1.0", "here", 2.0, at=1), candidate("t9.0", "there", 1.0, at=9)], 5)
+    assert [one.handle for one in found] == ["t1.0", "t9.0"]
+
+
+@pytest.mark.parametrize(
+    "one, other", [("code", "codes"), ("price", "pricing"), ("study", "studies"), ("bus", "buses"), ("key", "keys")]
+)
+def test_a_hit_knows_the_usual_forms_of_a_word(one: str, other: str) -> None:
+    text = f"Nothing of that. Here they say {other} twice. And no more."
+    for asked, told in ((one, text), (other, text.replace(other, one))):
+        [found] = rank(query_of(asked), [candidate("t1.1", told)], 5)
+        assert found.snippet.startswith("Here they say")
+
+
 def test_neither_one_text_nor_hearsay_fills_the_page() -> None:
     long = [candidate("t1.1.1", f"kettle number {number}", 2.0) for number in range(9)]
     retold = [candidate(f"t{number}.0", "which kettle was it", 2.0, is_retold=True) for number in range(20, 30)]
