@@ -53,6 +53,12 @@ class Screen:
         while self.text.count(text) < times:
             assert self._read(deadline), f"{text!r} did not appear in:\n{self.text}"
 
+    def wait_for_different(self, pattern: str, number: int) -> None:
+        """Returns when so many different texts that fit the pattern have appeared."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(set(re.findall(pattern, self.text))) < number:
+            assert self._read(deadline), f"{pattern!r} did not appear {number} times in:\n{self.text}"
+
     def wait_for_prompt(self, prompt: str = "\n> ") -> None:
         """Returns when the last thing on the screen is a prompt."""
         deadline = time.monotonic() + PATIENCE_S

@@ -13,7 +13,7 @@ import click
 
 from atlas.cli.item import first_number
 from atlas.cli.terminal import Terminal
-from atlas.cli.text import clean, count, duration, short
+from atlas.cli.text import clean, count, duration, one_line, short
 from atlas.kernel.event import (
     AttemptStarted,
     Body,
@@ -28,9 +28,11 @@ from atlas.kernel.event import (
 
 if TYPE_CHECKING:
     from rich.status import Status
+    from rich.text import Text
 
 BAR = 20
 NAMED_CHILDREN = 10
+MESSAGE = 200
 
 
 class LiveView:
@@ -61,7 +63,7 @@ class LiveView:
         """Shows the moving line where there is a terminal to move on."""
         if sys.stderr.isatty() and not self._terminal.is_json and not self._is_quiet:
             console = self._terminal.console(err=True)
-            self._status = console.status(self._headline(), spinner="dots" if self._terminal.is_unicode else "line")
+            self._status = console.status(self, spinner="dots" if self._terminal.is_unicode else "line")
             self._status.start()
         return self
 
@@ -114,8 +116,6 @@ class LiveView:
                 self._child_ended(event, body)
             case _:
                 pass
-        if self._status is not None:
-            self._status.update(self._headline())
 
     def _asked(self, event: Event, text: str, command: str, effect: str) -> None:
         self._line(event.run_id, text)
@@ -161,7 +161,7 @@ class LiveView:
         else:
             filled = round(BAR * min(1.0, body.fraction))
             bar = "━" * filled + "╌" * (BAR - filled) if self._terminal.is_unicode else "#" * filled
-            self._progress = f"  {bar} {body.fraction:.0%} {clean(body.message)}"
+            self._progress = f"  {bar} {body.fraction:.0%} {one_line(body.message, MESSAGE)}"
 
     def _printed(self, event: Event, body: OutputCaptured) -> None:
         # Text comes in pieces; a line is shown when it is whole.
@@ -175,6 +175,12 @@ class LiveView:
     def _line(self, run_id: str, text: str) -> None:
         who = "" if run_id == self._run_id else f"[{self._agents[run_id]}] "
         self.say(click.style(f"  {who}{clean(text)}", dim=True))
+
+    def __rich__(self) -> Text:
+        """The moving line, asked for each time it moves: on one line, and nothing in it is markup."""
+        from rich.text import Text
+
+        return Text(self._headline(), no_wrap=True, overflow="ellipsis")
 
     def _headline(self) -> str:
         passed = duration(int((time.monotonic() - self._began) * 1_000_000))
