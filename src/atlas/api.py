@@ -165,11 +165,11 @@ class Atlas:
 
     def inbox(self) -> list[InboxEntry]:
         """What waits for a person, oldest first."""
-        return self._soon(lambda host: host.inbox()).result()
+        return self._soon(_inbox).result()
 
     async def inbox_async(self) -> list[InboxEntry]:
         """`inbox` for code on an event loop."""
-        return await self._async(lambda host: host.inbox())
+        return await self._async(_inbox)
 
     def approve(
         self, run_id: str, effect: str = "", *, reason: str = "", args: Any = None, remember: Remember = ""
@@ -373,6 +373,13 @@ async def _runs(host: Host, query: RunQuery | None) -> RunPage:
     from atlas.kernel.run import RunQuery
 
     return await host.runs(query or RunQuery())
+
+
+async def _inbox(host: Host) -> list[InboxEntry]:
+    import msgspec
+
+    entries = await host.inbox()
+    return [msgspec.structs.replace(entry, args=msgspec.json.decode(bytes(entry.args) or b"null")) for entry in entries]
 
 
 async def _answer(

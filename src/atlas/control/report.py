@@ -115,14 +115,14 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
 
 class InboxEntry(msgspec.Struct, frozen=True):
-    """Something that waits for a person, as shown."""
+    """Something that waits for a person, as shown. `args` is the exact JSON; a program gets it decoded."""
 
     run_id: str
     effect: str
     kind: str
     agent: str
     name: str
-    args: msgspec.Raw
+    args: Any
     effect_class: str
     reason: str
     created_us: int
