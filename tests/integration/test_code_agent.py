@@ -355,6 +355,7 @@ def untyped(x):  # type: ignore[no-untyped-def]
     [
         ({"name": "Not A Name"}, "Not A Name"),
         ({"instructions": " "}, "no instructions"),
+        ({"instructions": None}, "no instructions"),
         ({"tools": [untyped]}, "parameter x has no type hint"),
         ({"tools": ["add"]}, "not a str"),
         ({"tools": add}, "list of functions"),
@@ -362,12 +363,23 @@ def untyped(x):  # type: ignore[no-untyped-def]
         ({"model": "the best"}, "model"),
         ({"budget": {"usd_per_rum": 1}}, "usd_per_rum"),
         ({"budget": -1.0}, "usd_per_run"),
+        ({"budget": "1"}, "usd_per_run"),
+        ({"output_schema": "object"}, "output.schema"),
         ({"timeout_s": 0}, "timeout_s"),
     ],
 )
 def test_an_agent_that_could_not_run_cannot_be_made(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(Invalid, match=match):
         helper(**changes)
+
+
+def test_a_hint_is_about_what_is_wrong() -> None:
+    with pytest.raises(Invalid) as caught:
+        helper(budget={"usd_per_rum": 1})
+    assert "agent.yaml" in caught.value.hint
+    with pytest.raises(Invalid) as caught:
+        helper(model="the best")
+    assert "provider:model" in caught.value.hint
 
 
 def test_a_tool_cannot_have_a_built_in_name() -> None:

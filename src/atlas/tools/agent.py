@@ -42,7 +42,8 @@ class Agent:
     loaded: tuple[Tool, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not str(self.instructions).strip():
+        said: object = self.instructions
+        if not isinstance(said, str) or not said.strip():
             raise Invalid(f"agent {self.name} has no instructions", hint=_SAY_WHO, code="contract_invalid")
         if callable(self.tools) or isinstance(self.tools, str | Mapping):
             raise Invalid(f"tools of agent {self.name} is a list of functions", code="contract_invalid")
@@ -52,19 +53,24 @@ class Agent:
 
 
 _SAY_WHO = "Say in a sentence or more who it is and what it does."
+_HINTS = {
+    "name": "A name has lower-case letters, digits, - and _.",
+    "model": "A model is a tier (fast, balanced, powerful) or provider:model.",
+    "budget": "A budget is US dollars per run, or what budget: of an agent.yaml says.",
+}
 
 
 def _contract(agent: Agent) -> Contract:
     """What its agent.yaml would say."""
-    budget = {"usd_per_run": agent.budget} if isinstance(agent.budget, int | float) else dict(agent.budget or {})
+    budget = {} if agent.budget is None else {"usd_per_run": agent.budget}
     written = {
         "name": agent.name,
         "version": agent.version,
         "description": agent.description or f"{agent.name}, defined in code",
         "runtime": "prompt",
         "model": {"preference": agent.model},
-        "output": {"schema": dict(agent.output_schema or {})},
-        "budget": budget,
+        "output": {"schema": {} if agent.output_schema is None else agent.output_schema},
+        "budget": agent.budget if isinstance(agent.budget, Mapping) else budget,
         "timeout_s": agent.timeout_s,
         # Whoever gives it a tool in code gives it what that tool declares.
         "secrets": sorted({name for function in agent.tools for name in _declared(function)}),
@@ -84,11 +90,8 @@ def _declared(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _refused(agent: Agent, message: str) -> Invalid:
-    return Invalid(
-        f"the agent {agent.name!r} is not valid: {message}",
-        hint="A name has lower-case letters, digits, - and _; a model is a tier (fast, balanced, powerful) or provider:model.",
-        code="contract_invalid",
-    )
+    hint = next((hint for key, hint in _HINTS.items() if f"`$.{key}" in message), "")
+    return Invalid(f"the agent {agent.name!r} is not valid: {message}", hint=hint, code="contract_invalid")
 
 
 def _loaded(agent: Agent) -> tuple[Tool, ...]:
