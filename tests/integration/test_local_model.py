@@ -246,9 +246,8 @@ def test_what_is_missing_is_said_and_the_next_candidate_answers(tmp_path: Path) 
     assert asyncio.run(main()) == "demo:one"
 
 
-def test_a_picture_is_not_silently_left_out(folder: Path) -> None:
-    request = question("What is this?")
-    seeing = msgspec.structs.replace(request, messages=(Message("user", (Text("?"), Image("image/png", "pic"))),))
-    with pytest.raises(ModelError) as caught:
+def test_a_picture_is_for_the_next_candidate(folder: Path) -> None:
+    seeing = question("", messages=(Message("user", (Text("?"), Image("application/pdf", "doc"))),))
+    with pytest.raises(ModelError, match="local:smollm2 takes neither pictures nor PDFs") as caught:
         with_model(folder, lambda model: model.ask(seeing, lambda delta: None))
-    assert caught.value.kind == "invalid"
+    assert caught.value.kind == "auth"

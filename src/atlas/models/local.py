@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from atlas.kernel.model import (
+    Image,
     LoadBlob,
     Message,
     ModelError,
@@ -50,6 +51,7 @@ SAMPLING: Final = (
 BATCH: Final = 128
 MAX_THREADS: Final = 4
 NO_TOOLS: Final = "No tools are available now. Answer in words."
+ANOTHER: Final = "Ask another model; 'atlas models list' shows which are ready."
 
 
 class LocalModel:
@@ -71,6 +73,8 @@ class LocalModel:
             raise lacking(self._name, request.model, self._folder)
         if request.tools and request.tool_choice == "required" and not weights.takes_tools:
             raise ModelError("auth", f"{self._name}:{weights.name} cannot call tools")
+        if any(isinstance(part, Image) for message in request.messages for part in message.parts):
+            raise ModelError("auth", f"{self._name}:{weights.name} takes neither pictures nor PDFs", hint=ANOTHER)
         sent = request if weights.takes_tools else without_tools(request)
         if sent.temperature is None:
             sent = replace(sent, temperature=TEMPERATURE)
