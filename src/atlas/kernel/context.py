@@ -256,9 +256,11 @@ def _fitted(blocks: tuple[Block, ...], room: int, frame: _Frame, limits: Limits,
     rate, frames = frame.live.bytes_per_token, _FRAME * len(blocks)
     needed = least(blocks) + frames
     if needed > room:
+        given = "pictures and pages of PDFs, " if frame.pictures else ""
+        remedy = f"give it fewer pictures and pages, {remedy}" if given else remedy
         raise LimitRefused(
-            f"what must be shown needs about {count(needed, rate)} tokens; the rest of the request (persona, tools, "
-            f"the turn's steps) takes about {count(frame.sizes.total - room, rate)} of {limits.total} tokens "
+            f"what must be shown needs about {count(needed, rate)} tokens; the rest of the request ({given}persona, "
+            f"tools, the turn's steps) takes about {count(frame.sizes.total - room, rate)} of {limits.total} tokens "
             f"and leaves {int(max(room, 0) / rate)}",
             hint=f"{_remedy(frame.live, limits)}, {remedy}.",
             code="context_too_small",

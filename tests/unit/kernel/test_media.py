@@ -102,8 +102,10 @@ def test_pictures_leave_less_to_the_rest_and_too_many_are_refused() -> None:
         built = build(Turn(1, words, tuple(picture(n) for n in range(1, count + 1))), LIVE, LIMITS)
         assert built.tokens <= LIMITS.total
         assert sum(isinstance(part, Image) for part in built.request.messages[0].parts) == count
-    with pytest.raises(LimitRefused):
+    with pytest.raises(LimitRefused) as refused:
         build(Turn(1, words, tuple(picture(n) for n in range(1, 11))), LIVE, LIMITS)
+    assert "pictures" in refused.value.message
+    assert "fewer pictures" in refused.value.hint
 
 
 def test_pictures_and_a_full_window_share_one_bound() -> None:
