@@ -163,8 +163,8 @@ class Admissions:
         for model in quote.guessed:
             if model not in self._guessed:
                 self._guessed.add(model)
-                said = f"the price of {model} is not known: its maker's is counted, else the highest known one; models.prices sets it"
-                self._record.write(Logged(said, "warning"), lazy=True)
+                said = f"the price of {model} is not known: its maker's is counted, else the highest known one"
+                self._record.write(Logged(f"{said}; models.prices in atlas.config.yaml sets it", "warning"), lazy=True)
 
     def _refused(self, call: CallMade) -> Callable[[AtlasError], None]:
         # Uses of a mandate are settled as they were reserved, so one that waits for others' would wait in vain.
