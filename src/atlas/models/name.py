@@ -43,7 +43,8 @@ class Names:
         if found:
             return self._of_tiers.setdefault(choice, tuple(found))
         if complaints:
-            raise complaints[0]
+            first = complaints[0]
+            raise Invalid(f"models.tiers.{choice}: {first.message}", hint=first.hint, code=first.reason)
         hint = f"Name one under models.tiers.{choice} in atlas.config.yaml; 'atlas models list' shows what there is."
         raise Invalid(f"no model is configured for the tier {choice}", hint=hint, code="tier_empty")
 
@@ -82,10 +83,11 @@ class Names:
         if home not in self._endpoints and (hint := how_to_get(home)):
             raise Invalid(f"{name} needs the provider {home}, which is not ready", hint=hint, code="model_unknown")
         known = ", ".join(sorted(self._endpoints)) or "none"
-        message = f"no provider is known to have {name}"
+        message, way = f"no provider is known to have {name}", f"a tier ({', '.join(TIERS)}) or provider:model"
         if colon:
             message = f"{name} names no model" if provider in self._endpoints else f"there is no provider {provider}"
-        raise Invalid(message, hint=f"Write provider:model. The providers are: {known}.", code="model_unknown")
+            way = "provider:model"
+        raise Invalid(message, hint=f"Write {way}. The providers are: {known}.", code="model_unknown")
 
     def _homes(self, model: str) -> list[str]:
         """The providers that have a model: by the configured prices, else by the catalogue, else by its maker."""

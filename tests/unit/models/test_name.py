@@ -92,6 +92,18 @@ def test_a_name_that_nobody_has_is_refused_with_the_providers(name: str) -> None
     assert "anthropic, lab, openai" in caught.value.hint
 
 
+def test_a_mistyped_tier_is_told_the_tiers() -> None:
+    with pytest.raises(Invalid, match="fsat") as caught:
+        names(Models(providers={"lab": LAB}), ENVIRON).resolve("fsat")
+    assert "fast, balanced, powerful" in caught.value.hint
+
+
+def test_a_mistyped_candidate_is_told_with_the_place_where_it_is_written() -> None:
+    models = Models(providers={"lab": LAB}, tiers=Tiers(balanced=("lob:small",)))
+    with pytest.raises(Invalid, match=r"models\.tiers\.balanced: there is no provider lob"):
+        names(models).resolve("balanced")
+
+
 def test_a_provider_without_a_model_is_not_said_to_be_missing() -> None:
     with pytest.raises(Invalid, match="lab: names no model"):
         names(Models(providers={"lab": LAB})).resolve("lab:")
