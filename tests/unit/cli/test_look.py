@@ -152,6 +152,17 @@ def test_show_cuts_long_text_and_says_how_to_get_it(atlas: Any, host: Any) -> No
     text = atlas("show", RUN).stdout
     assert text.count("  line") == 40
     assert "... 60 more lines; --json has all of it" in text
+    host.ledger.stored[RUN] = make_events(RUN, OutputCaptured("stdout", "word " * 10_000))
+    text = atlas("show", RUN).stdout
+    assert len(text) < 20_000
+    assert "... 40,000 more characters; --json has all of it" in text
+
+
+def test_show_names_the_models_that_answered(atlas: Any, host: Any) -> None:
+    fill(host)
+    host.reports[RUN] = msgspec.structs.replace(host.reports[RUN], models=("demo:one (scripted)",))
+    assert "answered demo:one (scripted)" in atlas("show", RUN).stdout
+    assert json.loads(atlas("show", RUN, "--json").stdout)["models"] == ["demo:one (scripted)"]
 
 
 def test_show_has_the_traceback_that_run_leaves_out(atlas: Any, host: Any) -> None:

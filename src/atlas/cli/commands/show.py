@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from atlas.control.report import RunReport
 
 MAX_LINES = 40
+MAX_TEXT = 10_000
 NULL = msgspec.Raw(b"null")
 
 
@@ -59,6 +60,7 @@ class Detail(msgspec.Struct, frozen=True):
     pools: tuple[Pool, ...] = ()
     critical: Critical | None = None
     model: str = ""
+    models: tuple[str, ...] = ()
     events: tuple[EventShape, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -223,6 +225,7 @@ async def _detail(ledger: Ledger, row: RunRow, report: RunReport, events: list[E
         pools=pools,
         critical=critical,
         model=model,
+        models=report.models,
     )
 
 
@@ -246,6 +249,7 @@ def _print_head(terminal: Terminal, row: RunRow, detail: Detail) -> None:
         ("session", f"{run.session_id}" + (f", turn {run.turn}" if run.turn else "")),
         ("parent", run.parent_run_id),
         ("model", clean(detail.model)),
+        ("answered", clean(", ".join(detail.models))),
         ("key", clean(run.key)),
         *(("file", f"{clean(one.name)} ({one.media_type}, {one.size} bytes) {one.blob}") for one in detail.files),
         ("began", f"{local_time(row.created_us)}, {took}"),
@@ -287,11 +291,13 @@ def _print_text(terminal: Terminal, title: str, text: str) -> None:
     if not text.strip():
         return
     _section(terminal, title)
-    lines = clean(text).rstrip("\n").split("\n")
-    for line in lines[:MAX_LINES]:
+    whole = clean(text).rstrip("\n")
+    shown = "\n".join(whole.split("\n", MAX_LINES)[:MAX_LINES])[:MAX_TEXT]
+    for line in shown.split("\n"):
         terminal.say(f"  {line}")
-    if len(lines) > MAX_LINES:
-        terminal.say(f"  ... {count(len(lines) - MAX_LINES, 'more line')}; --json has all of it")
+    if rest := whole[len(shown) :]:
+        more = count(rest.count("\n"), "more line") if "\n" in rest else count(len(rest), "more character")
+        terminal.say(f"  ... {more}; --json has all of it")
 
 
 def _print_error(terminal: Terminal, error: ErrorRecord) -> None:
