@@ -69,6 +69,7 @@ class EffectTrace(msgspec.Struct, frozen=True):
     answered_by: str = ""
     is_edited: bool = False
     opinion: str = ""
+    model: str = ""
     intended_seq: int = 0
     settled_seq: int = 0
     begun_us: int = 0
@@ -102,7 +103,10 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A run or a step as a stretch of time: asked for, begun, over (or now); `children` began while it lasted."""
+    """A run or a step as a stretch of time: asked for, begun, over (or now); `children` began while it lasted.
+
+    The name of a question to a tier is the model that answered it.
+    """
 
     kind: Literal["run", "step"]
     name: str
@@ -255,6 +259,7 @@ def _advance(
                 result=body.result,
                 error=body.error,
                 source=body.source,
+                model=body.model,
                 settled_seq=event.seq,
                 settled_us=event.time_us,
                 duration_us=body.duration_us,
@@ -360,7 +365,7 @@ def _effect_span(run_id: str, effect: EffectTrace, run_end_us: int) -> Span:
         active = ((effect.intended_us, max(end_us, effect.intended_us)),)
     return Span(
         kind="step",
-        name=effect.name,
+        name=effect.model or effect.name,
         status=effect.status,
         run_id=run_id,
         effect=effect.effect,

@@ -219,6 +219,20 @@ def test_children_stand_where_their_spawns_were_and_steps_keep_their_own_time() 
     assert (save.created_us, save.ended_us) == (T0 + 7 * S, T0 + 8 * S)
 
 
+def test_a_question_to_a_tier_is_named_by_the_model_that_answered() -> None:
+    asked = EffectIntended("model:1", "model", "fast", Payload(), "h", "read_only")
+    events = events_of(
+        "run_1",
+        (0, created()),
+        (1, AttemptStarted(1, "me")),
+        (2, asked),
+        (3, EffectReceived("model:1", model="demo:one (scripted)")),
+        (4, msgspec.structs.replace(asked, effect="model:2")),
+    )
+    span = fold("run_1", [row("run_1", "running")], {"run_1": events}, T0 + 5 * S).span
+    assert [child.name for child in span.children] == ["demo:one (scripted)", "fast"]
+
+
 def test_the_trace_of_a_child_leaves_its_parent_and_sibling_out() -> None:
     rows, events = family()
     trace = fold("run_c1", rows, events, T0).trace
