@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from atlas.cli.commands.costs import print_costs
+from atlas.cli.terminal import Terminal
 from atlas.kernel.budget import Cap, Hold, Meter, Reservation, Settlement
 from atlas.kernel.config import Config
 from atlas.kernel.contract import Budget
@@ -19,7 +21,7 @@ from atlas.kernel.event import NULL, RunCreated, Spend, draft
 from atlas.kernel.run import Append, NewRun
 from atlas.ledger.memory import MemoryLedger
 from atlas.testing.clock import START_US, FakeClock
-from unit.cli.fake_host import FakeHost
+from unit.cli.fake_host import FakeHost, FakeProgram
 
 DAY = "2026-01-01"
 
@@ -59,6 +61,25 @@ def test_days_have_bars_and_what_is_estimated_is_marked(atlas: Any, spent: Memor
     assert "fleet usd_per_day  $2.1000 of $2.0000 spent" in result.output
     assert "debt $0.1000" in result.output
     assert "50% reached" in result.output
+
+
+@pytest.mark.parametrize("width, bar", [(80, 24), (60, 12), (50, 0)])
+def test_on_a_terminal_a_row_is_one_line_as_long_as_its_words_fit(
+    program: FakeProgram,
+    host: FakeHost,
+    spent: MemoryLedger,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    width: int,
+    bar: int,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    terminal = Terminal(program, None, is_json=False)
+    terminal.is_screen = True
+    print_costs(terminal, asyncio.run(host.books.costs("model", "30d", 20)))
+    [dear, cheap, total] = capsys.readouterr().out.splitlines()[:3]
+    assert (dear.count("█"), dear.index(" in (") - total.index(" in (")) == (bar, 0)
+    assert max(map(len, (dear, cheap, total))) <= width
 
 
 def test_json_holds_everything_that_is_shown(atlas: Any, spent: MemoryLedger) -> None:

@@ -26,6 +26,7 @@ _COLUMNS = (
     "steps",
 )
 _BAR = 24
+_LEAST_BAR = 6
 
 
 @command(
@@ -76,7 +77,7 @@ async def _costs(terminal: Terminal, by: By, since: str, limit: int, is_csv: boo
     elif is_csv:
         _csv(terminal, found.rows)
     else:
-        _print(terminal, found)
+        print_costs(terminal, found)
     return 0
 
 
@@ -92,26 +93,32 @@ async def _tree(terminal: Terminal, text: str, is_csv: bool) -> int:
         _csv(terminal, rows)
     else:
         base = rows[0].depth
-        for one in rows:
-            name = f"{'  ' * (one.depth - base)}{short(one.name)}  {clean(one.agent)}"
-            terminal.say(f"{name:<44}  {_money(one):>12}  {_tokens(one)}  {terminal.state(one.state)}")
-        terminal.say(f"{'total':<44}  {_money(total):>12}  {_tokens(total)}")
+        names = [f"{'  ' * (one.depth - base)}{short(one.name)}  {clean(one.agent)}" for one in rows]
+        width, money_width = max(map(len, names)), max(len(_money(one)) for one in (total, *rows))
+        for name, one in zip(names, rows, strict=True):
+            terminal.say(f"{name:<{width}}  {_money(one):>{money_width}}  {_tokens(one)}  {terminal.state(one.state)}")
+        terminal.say(f"{'total':<{width}}  {_money(total):>{money_width}}  {_tokens(total)}")
     return 0
 
 
-def _print(terminal: Terminal, found: Costs) -> None:
+def print_costs(terminal: Terminal, found: Costs) -> None:
+    """One line for each row, with a bar where there is room for one; then the total, the forecast and the caps."""
     from atlas.cli.text import clean, money
 
-    highest = max((row.cost_usd for row in found.rows), default=0.0)
-    width = max([len(clean(row.name)) for row in found.rows] + [10])
-    width = min(width, 40)
-    for row in found.rows:
-        bar = _bar(row.cost_usd, highest, terminal.is_unicode)
-        terminal.say(f"{clean(row.name)[:width]:<{width}}  {_money(row):>12}  {bar:<{_BAR}}  {_tokens(row)}".rstrip())
-    if not found.rows:
+    total, rows = found.total, found.rows
+    highest = max((row.cost_usd for row in rows), default=0.0)
+    width = min(40, max([len(clean(row.name)) for row in rows] + [10]))
+    money_width = max(len(_money(row)) for row in (total, *rows))
+    taken = width + money_width + max(len(_tokens(row)) for row in (total, *rows)) + 6
+    room = min(_BAR, terminal.width - taken) if terminal.is_screen else _BAR
+    room = room if highest and room >= _LEAST_BAR else 0
+    for row in rows:
+        bar = f"{_bar(row.cost_usd, highest, room, terminal.is_unicode):<{room}}  " if room else ""
+        terminal.say(f"{clean(row.name)[:width]:<{width}}  {_money(row):>{money_width}}  {bar}{_tokens(row)}")
+    if not rows:
         terminal.note(f"nothing was spent since {found.since}")
-    total = found.total
-    terminal.say(f"{'total':<{width}}  {_money(total):>12}  {'':{_BAR}}  {_tokens(total)}".rstrip())
+    gap = " " * (room + 2) if room else ""
+    terminal.say(f"{'total':<{width}}  {_money(total):>{money_width}}  {gap}{_tokens(total)}")
     if total.saved_usd:
         terminal.say(f"saved by providers' caches: {money(total.saved_usd)} ({total.cached_in:,} tokens)")
     if total.estimated_usd:
@@ -175,6 +182,6 @@ def _tokens(row: CostRow) -> str:
     return f"{row.tokens_in:,} in{cached}, {row.tokens_out:,} out"
 
 
-def _bar(value: float, highest: float, is_unicode: bool) -> str:
-    length = round(value / highest * _BAR) if highest else 0
+def _bar(value: float, highest: float, width: int, is_unicode: bool) -> str:
+    length = round(value / highest * width)
     return ("█" if is_unicode else "#") * (max(length, 1) if value else 0)
