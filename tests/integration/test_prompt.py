@@ -915,7 +915,7 @@ def test_a_turn_whose_first_model_was_refused_goes_on_with_what_its_first_reques
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("value", [None, {}, "", {"text": ""}])
+@pytest.mark.parametrize("value", [None, {}, "", {"text": ""}, {"text": " \n"}])
 def test_a_prompt_agent_to_whom_nothing_is_said_is_not_run(vault_dir: Path, value: object) -> None:
     async def work(host: Host, asker: FakeAsker) -> None:
         with pytest.raises(Invalid, match="nothing was said to advisor"):

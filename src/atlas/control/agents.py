@@ -353,7 +353,8 @@ def _as_ancestor(contract: Contract) -> Ancestor:
 
 def _require_words(contract: Contract, value: Any) -> None:
     """Refuses a question that says nothing: a model would make something up."""
-    if contract.runtime == "prompt" and not contract.input.schema and value in ({}, "", {"text": ""}):
+    said = value.get("text", "") if isinstance(value, dict) and value.keys() <= {"text"} else value
+    if contract.runtime == "prompt" and not contract.input.schema and isinstance(said, str) and not said.strip():
         hint = f"atlas run {contract.name} 'What to do'"
         raise Invalid(f"nothing was said to {contract.name}", hint=hint, code="input_missing")
 
