@@ -11,6 +11,7 @@ a wrong text into a likely right one, `sensitive` keeps it out of messages, `jso
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
@@ -36,8 +37,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def suggest_name(text: str) -> str:
-    """The closest valid name, or nothing when no letter or digit is left."""
-    return re.sub(r"[^a-z0-9_-]+", "-", text.strip().lower()).strip("-_")[:64]
+    """The closest valid name, letters without their accents; nothing when no letter or digit is left."""
+    plain = "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
+    return re.sub(r"[^a-z0-9_-]+", "-", plain.strip().lower()).strip("-_")[:64]
 
 
 def suggest_version(text: str) -> str:

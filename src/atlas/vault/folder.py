@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -50,7 +51,8 @@ class FolderVault:
     def require(self) -> None:
         """Raises NotFound when there is no such folder."""
         if not self.root.is_dir():
-            raise NotFound(f"there is no vault at {self.root}", hint=f"create it with: atlas new --vault {self.root}")
+            hint = f"create it with: atlas new --vault {shlex.quote(str(self.root))}; or name yours by --vault"
+            raise NotFound(f"there is no vault at {self.root}", hint=hint)
 
     def config(self) -> Config:
         """The platform configuration; the defaults when there is no file."""

@@ -151,13 +151,16 @@ class _Reader:
             return ""  # guessing is slow, and nobody would see the guess
         parent = ".".join(map(str, place.path[:-1]))
         elsewhere = [home for home in homes(self._kind).get(key, ()) if home != parent]
-        guess = "" if elsewhere else nearest(key, fields)
-        if elsewhere:
+        names = tuple(fields)
+        guess = "" if elsewhere else nearest(key, names)
+        if names == ("schema",) and not guess:
+            hint = f"a JSON Schema stands under {parent}.schema"
+        elif elsewhere:
             hint = f"{key} belongs under {elsewhere[0]}"
         elif guess:
             hint = f"did you mean {guess}?"
         else:
-            hint = f"the keys are {', '.join(fields)}"
+            hint = f"the keys are {', '.join(names)}"
         where = f"in {parent}" if parent else "at the top of the file"
         self._complain(place, "unknown_key", f"unknown key {shorten(key)} {where}", hint, bad=False)
         return guess

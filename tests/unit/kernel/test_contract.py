@@ -158,6 +158,7 @@ def test_names_are_lower_case_and_short() -> None:
 
 def test_suggestions_are_valid_or_nothing() -> None:
     assert suggest_name("My Agent!") == "my-agent"
+    assert suggest_name("Café Über") == "cafe-uber"
     assert suggest_name("???") == ""
     assert suggest_version("1.10") == "1.10.0"
     assert suggest_version("v2") == "2.0.0"

@@ -138,8 +138,8 @@ def test_the_configuration_is_optional_but_not_the_vault(vault: FolderVault) -> 
         vault.config()
     assert caught.value.problems[0].hint == "did you mean max_spawn_depth?"
     with pytest.raises(NotFound) as missing:
-        FolderVault(vault.root / "nothing").config()
-    assert "atlas new" in missing.value.hint
+        FolderVault(vault.root / "not here").config()
+    assert missing.value.hint.endswith("/not here'; or name yours by --vault")
 
 
 def test_a_snapshot_is_placed_whole_and_found_again(vault: FolderVault) -> None:

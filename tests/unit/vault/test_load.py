@@ -193,6 +193,8 @@ def test_the_error_itself_tells_the_first_problem_and_how_many_follow() -> None:
         ("preference: fast", "preference belongs under agent.model"),
         ("usd_per_day: 1", "usd_per_day belongs under agent.budget"),
         ("schema: {}", "schema belongs under agent.input"),
+        ("output: {type: object}", "a JSON Schema stands under agent.output.schema"),
+        ("input: {schem: {}}", "did you mean schema?"),
         ("runtime: phyton", "did you mean python?"),
         ("type: Task", "did you mean task?"),
         ("model: {preference: fsat}", "did you mean fast?"),
