@@ -22,6 +22,7 @@ from atlas.cli.terminal import Terminal
 from atlas.cli.text import clean, count, duration, money, short
 from atlas.cli.watch import Watch
 from atlas.control.report import RunReport
+from atlas.kernel.model import Delta
 from atlas.kernel.run import PARKED, TERMINAL, RunRow, RunState
 
 if TYPE_CHECKING:
@@ -84,6 +85,10 @@ async def drive_run(terminal: Terminal, host: Host, run_id: str, *, is_quiet: bo
     stream = Stream(terminal, view.hide)
     view.before_line = stream.break_line
 
+    def show(delta: Delta) -> None:
+        stream.show(delta)
+        view.is_speaking = stream.is_mid_line and terminal.is_screen
+
     def answer_key(text: str) -> None:
         stream.echoed()
         view.say(text)
@@ -91,7 +96,7 @@ async def drive_run(terminal: Terminal, host: Host, run_id: str, *, is_quiet: bo
     interrupts = Interrupts(host, answer_key)
     with interrupts.heard():
         if row.state not in TERMINAL:
-            with view, host.deltas.watch(run_id, stream.show):
+            with view, host.deltas.watch(run_id, show):
                 await interrupts.guard(_drive(terminal, host, row, view))
         report = await host.report(run_id)
         is_shown = bool(stream.answer) and stream.answer.strip() == report.text.strip()

@@ -56,6 +56,9 @@ class LiveView:
         self._progress = ""
         self._began = time.monotonic()
         self._status: Status | None = None
+        self._held: list[str] = []
+        self.is_speaking = False
+        """Whether an agent is in the middle of saying something: lines then wait for its end."""
         self.before_line: Callable[[], None] = lambda: None
         """Called before a line that nothing keeps apart from what an agent is saying."""
 
@@ -71,6 +74,7 @@ class LiveView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Prints what was held back and takes the moving line away."""
+        self._release()
         for (run_id, _), text in sorted(self._rest.items()):
             self._line(run_id, f"| {text}")
         self._rest.clear()
@@ -110,8 +114,9 @@ class LiveView:
                 self._asked(event, f"{body.name} waits for a person ({body.effect_class})", "approve", body.effect)
             case EffectDoubted():
                 self._asked(event, f"{body.effect} is in doubt: {body.reason}", "inbox done", body.effect)
-            case EffectReceived():
-                self._steps += event.run_id == self._run_id
+            case EffectReceived() if event.run_id == self._run_id:
+                self._steps += 1
+                self._release()
             case RunEnded() if event.run_id != self._run_id:
                 self._child_ended(event, body)
             case _:
@@ -174,7 +179,15 @@ class LiveView:
 
     def _line(self, run_id: str, text: str) -> None:
         who = "" if run_id == self._run_id else f"[{self._agents[run_id]}] "
-        self.say(click.style(f"  {who}{clean(text)}", dim=True))
+        self._held.append(click.style(f"  {who}{clean(text)}", dim=True))
+        if not self.is_speaking:
+            self._release()
+
+    def _release(self) -> None:
+        self.is_speaking = False
+        held, self._held = self._held, []
+        for line in held:
+            self.say(line)
 
     def __rich__(self) -> Text:
         """The moving line, asked for each time it moves: on one line, and nothing in it is markup."""
