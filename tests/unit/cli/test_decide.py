@@ -191,7 +191,8 @@ def test_all_that_a_run_asks_is_answered_at_once_and_what_was_answered_meanwhile
 
 
 def test_other_arguments_are_given_as_json_and_anything_else_answers_nothing(atlas: Any, host: Any) -> None:
-    assert atlas("approve", RUN, "--args", '{"to": "bob"}').exit_code == 0
+    told = atlas("approve", RUN, "--args", '{"to": "bob"}')
+    assert (told.exit_code, '{"to":"bob"}' in told.stdout) == (0, True)
     assert host.more == {"args": b'{"to":"bob"}'}
     host.asked.clear()
     assert atlas("approve", RUN, "--args", "{to: bob}").exit_code == 2

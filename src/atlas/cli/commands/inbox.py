@@ -266,6 +266,8 @@ async def _answer(terminal: Terminal, word: str, effect: str | None, said: Said,
     async with terminal.open() as host:
         item = await get_item(host, word, effect, "approval", said.by)
         await host.answer(item.run_id, item.effect, said.approved, said.reason, said.by, **said.more)
+        if (args := said.more.get("args")) is not None:
+            item = msgspec.structs.replace(item, args=msgspec.Raw(args))
         return await _after(terminal, host, item, said.word, is_run)
 
 
