@@ -155,6 +155,19 @@ def test_quietly_the_answer_still_streams_and_nothing_else_is_said(provider: Pro
     assert run(vault, "run", "advisor", "hello", "--quiet") == (0, f"{ANSWER}\n", "")
 
 
+@wires
+def test_an_answer_with_a_shape_is_printed_once_when_it_fits(
+    provider: ProviderProcess, tmp_path: Path, wire: Wire
+) -> None:
+    provider.plan(Act(text='{"n": "five"}'), Act(text='{"n": 5}'))
+    vault = make_vault(tmp_path, wire, provider.url)
+    contract = vault / "agents" / "advisor" / "agent.yaml"
+    schema = "{type: object, properties: {n: {type: integer}}}"
+    contract.write_text(contract.read_text().replace("agent: {", f"agent: {{output: {{schema: {schema}}}, "))
+    code, out, err = run(vault, "run", "advisor", "How many?")
+    assert (code, json.loads(out)) == (0, {"n": 5}), err
+
+
 # Readers that leave
 
 

@@ -46,3 +46,13 @@ class Deltas:
                 show(delta)
 
         return pass_on
+
+
+def wordless(on_delta: OnDelta) -> OnDelta:
+    """Passes everything on but the pieces of the answer itself."""
+
+    def pass_on(delta: Delta) -> None:
+        if delta.kind != "text":
+            on_delta(delta)
+
+    return pass_on

@@ -23,6 +23,7 @@ from atlas.control.answer import MAX_REPAIRS, asked_again, bare_json, complaint_
 from atlas.control.calls import MAX_TRIES, Calls, InDoubt, Wanted, settled_by
 from atlas.control.course import Course
 from atlas.control.critic import CriticDesk
+from atlas.control.delta import wordless
 from atlas.control.desk import Checked, Desk, PastCall
 from atlas.control.history import History, bodies, load
 from atlas.control.hookset import perform
@@ -374,6 +375,8 @@ class PromptCode:
         tab.first, tab.tried = lost, self._tried
         request = granted(built.request, hold)
         on_delta = self._services.on_delta(self._job.run_id)
+        if request.output_schema is not None:  # a shape is no words: it is shown when it is whole and fits
+            on_delta = wordless(on_delta)
         try:
             asked = await self._services.asker.ask(request.model, request, on_delta, tab)
         except AtlasError as error:
