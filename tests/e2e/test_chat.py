@@ -178,6 +178,25 @@ def test_an_approval_is_asked_for_and_given_in_the_chat(provider: ProviderProces
     assert (vault / "book.txt").read_text() == "ann\n"
 
 
+def test_a_question_that_was_answered_elsewhere_is_told_and_the_chat_goes_on(
+    provider: ProviderProcess, vault: Path
+) -> None:
+    provider.plan(SEND, Act(text="It is on its way."))
+    make_vault(vault, provider.url)
+    with on_screen(vault, "chat", "advisor") as screen:
+        screen.wait_for_prompt()
+        screen.press("Write to Ann.\n")
+        screen.wait_for("allow it?")
+        assert subprocess.run(command(vault, "approve", "@last"), capture_output=True, check=False).returncode == 0
+        screen.press("n\n")
+        screen.wait_for("It is on its way.")
+        screen.wait_for_prompt()
+        screen.press(CTRL_D)
+        assert screen.ended() == 0
+    assert (vault / "book.txt").read_text() == "ann\n"
+    assert "error[" in screen.text
+
+
 def test_a_refusal_reaches_the_model_with_its_reason(provider: ProviderProcess, vault: Path) -> None:
     provider.plan(SEND, Act(text="Then not."))
     make_vault(vault, provider.url)

@@ -84,8 +84,7 @@ class Chat:
         except AtlasError as error:
             if not self._is_person:
                 raise
-            for text in record_lines(error.record()):
-                self._terminal.note(text)
+            self._complain(error)
             return True
         return self._finish(run_id)
 
@@ -164,7 +163,10 @@ class Chat:
         return False
 
     def _decide(self, item: Item, approved: bool, reason: str) -> None:
-        self._backstage.do(lambda host: host.answer(item.run_id, item.effect, approved, reason))
+        try:
+            self._backstage.do(lambda host: host.answer(item.run_id, item.effect, approved, reason))
+        except AtlasError as error:  # somebody else was first, or has to answer; the run knows how to go on
+            self._complain(error)
 
     def _settle(self, item: Item) -> bool:
         """What became of an effect is looked up first, so it is settled with the commands that say how."""
@@ -207,6 +209,10 @@ class Chat:
         if self._session:
             self._note(f"go on with: {self._terminal.command(f'chat {self._agent} --session {self._session}')}")
         return DONE if self._is_person else self._code
+
+    def _complain(self, error: AtlasError) -> None:
+        for text in record_lines(error.record()):
+            self._terminal.note(text)
 
     def _note(self, text: str) -> None:
         if not self._terminal.is_json:
