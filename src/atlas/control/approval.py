@@ -251,7 +251,9 @@ class Approvals:
         for item in await self._ledger.inbox(run_id):
             if item.effect == effect and item.kind == kind and _may_answer(principal, item):
                 return item
-        raise NotFound(f"nothing in the inbox of {run_id} asks about {effect}", hint="It may be answered; see 'atlas inbox'.")
+        raise NotFound(
+            f"nothing in the inbox of {run_id} asks about {effect}", hint="It may be answered; see 'atlas inbox'."
+        )
 
     async def _resolve_ended(
         self, row: RunRow, effect: str, resolution: Resolution, result: Payload, reason: str, principal: str

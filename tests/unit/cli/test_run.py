@@ -133,6 +133,12 @@ def test_text_and_input_together_are_refused(atlas: Any) -> None:
     assert atlas("run", "writer", "words", "--input", "{}").exit_code == 2
 
 
+def test_text_without_its_quotes_is_told_about_them(atlas: Any, host: Any) -> None:
+    result = atlas("run", "writer", "Where", "is", "it?")
+    assert (result.exit_code, 'put it in quotes, "Where is it?"' in result.stderr) == (2, True)
+    assert host.asked == []
+
+
 def test_text_that_is_not_utf8_is_refused(atlas: Any, host: Any) -> None:
     assert atlas("run", "writer", "\udcff").exit_code == 2
     assert host.asked == []

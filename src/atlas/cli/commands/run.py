@@ -36,7 +36,7 @@ def complete_agent(ctx: click.Context, param: click.Parameter, incomplete: str) 
     """,
 )
 @click.argument("agent", shell_complete=complete_agent)
-@click.argument("text", required=False)
+@click.argument("words", nargs=-1, metavar="[TEXT]")
 @click.option("--input", "input_", metavar="JSON|@FILE|-", help="The input as JSON, in a file, or from standard input.")
 @click.option(
     "--file",
@@ -86,7 +86,7 @@ def complete_agent(ctx: click.Context, param: click.Parameter, incomplete: str) 
 def run(
     terminal: Terminal,
     agent: str,
-    text: str | None,
+    words: tuple[str, ...],
     input_: str | None,
     files: tuple[str, ...],
     session: str,
@@ -113,6 +113,10 @@ def run(
     """
     from atlas.cli.value import read_value, text_value
 
+    if len(words) > 1:
+        said = f'TEXT is one argument: put it in quotes, "{" ".join(words)}".'
+        raise click.UsageError(said, click.get_current_context())
+    text = words[0] if words else None
     if text is not None and input_ is not None:
         raise click.UsageError("Give either TEXT or --input, not both.", click.get_current_context())
     terminal.program.vault_path(terminal.vault)  # nobody should type or pipe an input for a vault that is not there
