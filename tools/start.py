@@ -31,10 +31,11 @@ TEXT = (
 NEXT = """
 What to try next
   .venv/bin/atlas --vault demo runs                 every run of this vault
-  .venv/bin/atlas --vault demo show @last --events  every event of the newest one
-  .venv/bin/atlas --vault demo models list          which models could answer, and what they cost
-  .venv/bin/atlas --vault demo new greeter          an agent of your own, ready to edit
-  .venv/bin/atlas chaos --kills 20 --ledger sqlite  kill processes on purpose and count the damage
+  .venv/bin/atlas --vault demo show @last --events  each event of the newest
+  .venv/bin/atlas --vault demo models list          models that could answer
+  .venv/bin/atlas --vault demo chat advisor         talk with it, turn by turn
+  .venv/bin/atlas --vault demo new greeter          an agent of your own
+  .venv/bin/atlas chaos --kills 20 --ledger sqlite  kill, and count the damage
   docs/start.md                                     ten minutes, step by step
 """
 
