@@ -81,7 +81,7 @@ def test_a_function_of_this_process_is_called_and_its_answer_reaches_the_model(
             helper(), "What is 2 + 3?", on_text=lambda text: pieces.append((text, threading.get_ident()))
         )
         kinds = [event.kind for event, _ in atlas.stream(helper(), "What is 2 + 3?")]
-    assert (result.state, result.text, result.steps) == ("succeeded", "It is 5.", 3)
+    assert (result.state, result.text, result.steps, result.models) == ("succeeded", "It is 5.", 3, ("openai:m1",))
     assert "".join(text for text, _ in pieces) == "It is 5."
     assert {thread for _, thread in pieces} == {threading.get_ident()}
     assert (kinds[0], kinds[-1]) == ("run.created", "run.ended")
@@ -484,4 +484,4 @@ def test_the_examples_of_the_guide_run_as_they_stand(
         provider.plan(*((ordering,) if is_ordering else ()), Act(text="Three."), by="turn")
         exec(compile(example, str(guide), "exec"), names)  # the guide's own words
         assert not is_ordering or names["result"].text == "Three."
-    assert len(examples) == 6
+    assert len(examples) == 7

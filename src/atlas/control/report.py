@@ -52,6 +52,7 @@ class Result(msgspec.Struct, frozen=True):
     steps: int
     duration_ms: int
     error: ErrorRecord | None
+    models: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -82,6 +83,7 @@ def result_of(report: RunReport) -> Result:
         steps=report.steps,
         duration_ms=report.duration_ms,
         error=report.error,
+        models=report.models,
     )
 
 
