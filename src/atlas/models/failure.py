@@ -88,7 +88,7 @@ _HINTS: Mapping[ModelErrorKind, str] = {
     "refused": "The provider's filter refused the request; change what is asked.",
     "invalid": "The provider does not accept this request; the message says why.",
 }
-_HINT_TOOLLESS = "Name a model that can call tools, or give the agent none."
+_HINT_TOOLLESS = 'Name a model that can call tools, or give the agent none with `tools: {deny: ["*"]}`.'
 
 
 class Complaint(msgspec.Struct, frozen=True):

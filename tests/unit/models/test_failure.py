@@ -128,7 +128,10 @@ def test_refusals_have_their_kind(status: int, body: bytes, kind: ModelErrorKind
 def test_a_model_that_takes_no_tools_is_said_to_be_one(status: int, words: str) -> None:
     error = http_failure("lab", status, {}, openai(words, "api_error"), NOW_US)
     assert words in error.message
-    assert (error.kind, error.hint) == ("auth", "Name a model that can call tools, or give the agent none.")
+    assert (error.kind, error.hint) == (
+        "auth",
+        'Name a model that can call tools, or give the agent none with `tools: {deny: ["*"]}`.',
+    )
 
 
 @pytest.mark.parametrize(
