@@ -147,6 +147,8 @@ STUBBORN: dict[str, tuple[list[Call], int]] = {
         [("read_file", {"path": "tools/main.py", "lines": 60 - n}) for n in range(40)],
         1,
     ),
+    "handles that lead nowhere": ([("recall", {"handle": f"t{n}.1"}) for n in range(2, 42)], 1),
+    "recalling nothing": ([("recall", {"start": n}) for n in range(40)], 1),
     "the same note": ([("note", {"kind": "fact", "key": "k", "text": "t"})], 1),
     "notes and nothing else": ([("note", {"kind": "plan", "key": "k", "text": f"t{n}"}) for n in range(60)], 40),
     "waiting for nothing": ([("wait", {"seconds": 0})], 0),

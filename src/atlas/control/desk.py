@@ -177,7 +177,7 @@ class Desk:
             return await self._recall.by_handle(run_id, str(handle), start, limit, rate)
         if words:
             return ToolOutcome(await self._recall.by_words(run_id, str(words), limit, rate))
-        return ToolOutcome("Give a handle or words to find.")
+        return ToolOutcome("Give a handle or words to find.", is_error=True)
 
 
 class Desks:

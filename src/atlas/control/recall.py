@@ -59,7 +59,7 @@ class Recall:
         row = await self._ledger.run(run_id)
         shown = await self._shown(row, handle.strip())
         if shown is None:
-            return ToolOutcome(_UNKNOWN.format(handle[:40]))
+            return ToolOutcome(_UNKNOWN.format(handle[:40]), is_error=True)
         text = _page(shown.label, handle.strip(), shown.text.encode(), start, int(limit * rate))
         return ToolOutcome(text, picture=shown.picture)
 
