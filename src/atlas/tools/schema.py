@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -90,7 +91,8 @@ def _hint(parameter: inspect.Parameter, hints: Mapping[str, Any], described: Map
     words = [one for one in get_args(hint)[1:] if isinstance(one, str)] if get_origin(hint) is Annotated else []
     text = " ".join(words) or described.get(name, "")
     _check(name, hint, where)
-    if parameter.default is None:
+    plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if parameter.default is None and NoneType not in get_args(plain):
         hint = hint | None  # as people write it: what the function takes when it is left out, it takes when it is said
     if parameter.default is not inspect.Parameter.empty:
         hint = hint | msgspec.UnsetType

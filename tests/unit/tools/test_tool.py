@@ -215,6 +215,15 @@ def test_methods_of_two_things_are_two_tools() -> None:
     assert asyncio.run(made(later).function(to="us")) == "bob to us"
 
 
+def test_nothing_is_offered_once_where_a_described_parameter_says_it_already() -> None:
+    def look(depth: Annotated[int | None, "How deep."] = None) -> None:
+        """Looks."""
+
+    [depth] = schema(tool(look))["properties"].values()
+    assert depth["anyOf"] == [{"type": "integer"}, {"type": "null"}]
+    assert made(look).arguments(b'{"depth": null}') == {"depth": None}
+
+
 def test_what_is_nothing_when_it_is_left_out_may_be_said_to_be_nothing() -> None:
     def look(depth: int = None) -> None:  # type: ignore[assignment]  # noqa: RUF013
         """Looks."""
