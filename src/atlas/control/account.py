@@ -198,6 +198,7 @@ async def _continued(ledger: Ledger, events: list[Event]) -> list[Event]:
 async def read(ledger: Ledger, turn: int, events: Iterable[Event]) -> Account:
     """The account of a run, or of the part of it that `events` are."""
     entries: list[Entry] = []
+    asked: set[Handle] = set()
     refused: set[Handle] = set()
     title = ""
     for event, body in bodies(events):
@@ -211,24 +212,23 @@ async def read(ledger: Ledger, turn: int, events: Iterable[Event]) -> Account:
             case EffectReceived() | EffectRefused():
                 handle = handle_of(body.effect, turn)
                 if handle is not None:
-                    if handle.call is None:  # a step that was asked again: only what it came to counts
+                    if (
+                        handle.call is None and handle in asked
+                    ):  # a step that was asked again: only what it came to counts
                         entries = [one for one in entries if one.handle != handle]
+                    asked.add(handle)
                     entries.append(await _effect(ledger, handle, body, event))
             case TurnSteered() if body.decision in ("continue", "deny", "stop"):
                 entries += await _steering(
                     ledger, body, Handle(turn, body.step, body.call or _free(entries, body)), event
                 )
             case TurnSteered() if body.decision == "change":
-                handle = Handle(turn, body.step, body.call)
-                entries = [
-                    replace(one, changed=body.detail, changed_by=body.by) if one.handle == handle else one
-                    for one in entries
-                ]
+                place = _place(entries, Handle(turn, body.step, body.call))
+                if place is not None:
+                    entries[place] = replace(entries[place], changed=body.detail, changed_by=body.by)
             case CallAnswered():
-                handle = Handle(turn, body.step, body.call)
-                name = next(
-                    (one.calls[body.call - 1].name for one in entries if one.handle == Handle(turn, body.step)), ""
-                )
+                handle, place = Handle(turn, body.step, body.call), _place(entries, Handle(turn, body.step))
+                name = "" if place is None else entries[place].calls[body.call - 1].name
                 entries.append(Entry(handle, "observed", name, "", body.text, seq=event.seq, at=event.position))
             case TurnClosed():
                 title = body.title
@@ -237,6 +237,11 @@ async def read(ledger: Ledger, turn: int, events: Iterable[Event]) -> Account:
     if not title and entries and entries[0].provenance == "user":
         title = title_of(Done(turn, entries[0].text))
     return Account(ledger, turn, entries, title, refused)
+
+
+def _place(entries: Sequence[Entry], handle: Handle) -> int | None:
+    """Where the last entry of a handle stands; sought from the end, because what is said of one follows it closely."""
+    return next((place for place in reversed(range(len(entries))) if entries[place].handle == handle), None)
 
 
 async def done_of(ledger: Ledger, turn: int, history: History, outcome: str) -> Done:
