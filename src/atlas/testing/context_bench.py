@@ -38,7 +38,6 @@ from atlas.testing.context_audit import (
 )
 from atlas.testing.context_meter import Seen, per_turn, slope
 from atlas.testing.context_rebuild import (
-    Asked,
     handles_in,
     is_identical,
     read_requests,
@@ -306,9 +305,7 @@ class Bench:
         """Whether all that requests print under budgets of any size, and what searches print, leads where it says."""
         random = Random(self._seed)
         turns = [*self._some_turns(random), self._turns, self._turns + 1]
-        requests: list[Asked] = []
-        for turn in turns:
-            requests += await read_requests(host.ledger, self._runs[turn], turn, self._limits)
+        requests = [await read_requests(host.ledger, self._runs[turn], turn, self._limits) for turn in turns]
         built, refused = under_random_budgets(requests, random, BUDGETS)
         printed = set[str]().union(*map(handles_in, built))
         recorded: dict[str, str] = {}

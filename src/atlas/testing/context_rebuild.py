@@ -95,11 +95,11 @@ def time_builds(requests: list[Asked], limits: Limits, times: int) -> list[float
     return took
 
 
-def under_random_budgets(requests: list[Asked], random: Random, times: int) -> tuple[list[Request], int]:
-    """`times` requests, each built under a budget of its own, and how many of them were refused instead."""
+def under_random_budgets(turns: list[list[Asked]], random: Random, times: int) -> tuple[list[Request], int]:
+    """`times` requests, each of any turn and built under a budget of its own; and how many were refused instead."""
     built: list[Request] = []
     for _ in range(times):
-        asked = random.choice(requests)
+        asked = random.choice(random.choice(turns))
         limits = limits_of(Context(max_tokens=random.randint(1_000, 40_000)))
         turn = windowed(asked.turn, limits.at(asked.live.bytes_per_token).window)
         with suppress(LimitRefused):
