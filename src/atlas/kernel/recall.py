@@ -56,6 +56,7 @@ _LETTER: Final = str.maketrans(
 _GAP: Final = "\u200b"
 _SENTENCE: Final = re.compile(r"(?<=[.!?;])\s+|\n+|(?<=。|！|？|；)")
 _SENTENCE_BYTES: Final = re.compile(_SENTENCE.pattern.encode())
+_ASKING: Final = frozenset("?？؟")
 _SPACE_BYTES: Final = re.compile(rb"\s+")
 # Words that carry no meaning of their own would match everything.
 _STOP: Final = frozenset(
@@ -69,7 +70,7 @@ _STOP: Final = frozenset(
     )
 )
 
-_Alike: TypeAlias = tuple[bool, bool, int, tuple[str, ...]]
+_Alike: TypeAlias = tuple[bool, bool, bool, int, tuple[str, ...]]
 Provenance: TypeAlias = Literal["user", "claimed", "observed", "noted"]
 """Who is behind a recorded text: the user, the model's own words, a tool, or a note the model took."""
 
@@ -249,7 +250,7 @@ def rank(query: Query, candidates: Sequence[Candidate], limit: int) -> list[Foun
     """The best hits first, each with the sentence that shares most with the question.
 
     Where a title shares more than any sentence of the passage, its turn is meant, and stands for all of its passages. What
-    shares the same with the question says the same thing at another time: of that the newest comes first.
+    shares the same with the question says the same thing at another time, or asks it: of each the newest comes first.
     """
     scored: list[tuple[float, int, _Alike, Found]] = []
     for candidate in candidates:
@@ -260,7 +261,8 @@ def rank(query: Query, candidates: Sequence[Candidate], limit: int) -> list[Foun
             found = Found(passage.handle.partition(".")[0], 0, passage.title, "")
         # What only stands beside the words of the question, or has other forms of them, is like nothing else.
         words = shared_words(query, passage) or (passage.handle,)
-        alike = (passage.is_retold, is_titled, share, words)
+        is_question = not _ASKING.isdisjoint(found.snippet or found.title)
+        alike = (passage.is_retold, is_titled, is_question, share, words)
         scored.append((candidate.score / (1 + passage.is_retold), passage.at, alike, found))
     scored.sort(key=lambda one: one[:2], reverse=True)
     told: dict[_Alike, list[Found]] = {}

@@ -170,6 +170,13 @@ def test_of_what_shares_the_same_words_the_newest_comes_first_and_of_others_the_
     assert [one.handle for one in found] == ["t9.0", "t5.0", "t1.0", "t8.0"]
 
 
+def test_who_asks_again_does_not_take_the_place_of_who_told() -> None:
+    told = candidate("t1.0", "The kettle is in the cellar.", 2.0, at=1)
+    asked = [candidate(f"t{number}.0", "And the kettle is where?", 1.0, at=number) for number in range(5, 9)]
+    found = rank(query_of("kettle"), [*asked, told], 5)
+    assert [one.handle for one in found] == ["t1.0", "t8.0", "t7.0", "t6.0", "t5.0"]
+
+
 def test_what_shares_no_word_stays_where_its_score_puts_it() -> None:
     found = rank(query_of("kettle"), [candidate("t1.0", "here", 2.0, at=1), candidate("t9.0", "there", 1.0, at=9)], 5)
     assert [one.handle for one in found] == ["t1.0", "t9.0"]
