@@ -88,6 +88,7 @@ _HINTS: Mapping[ModelErrorKind, str] = {
     "refused": "The provider's filter refused the request; change what is asked.",
     "invalid": "The provider does not accept this request; the message says why.",
 }
+_HINT_ADDRESS = "Check the provider's base_url; where chat completions are spoken it mostly ends in /v1."
 _HINT_TOOLLESS = 'Name a model that can call tools, or give the agent none with `tools: {deny: ["*"]}`.'
 
 
@@ -115,7 +116,7 @@ def http_failure(name: str, status: int, headers: Mapping[str, str], body: bytes
         kind,
         shortened(f"{name} answered {status}: {text or 'without a reason'}"),
         retry_after_s=retry_after_s(headers, now_us),
-        hint=_hint(kind, text),
+        hint=_HINT_ADDRESS if status == 404 and not complaint.message else _hint(kind, text),
     )
 
 

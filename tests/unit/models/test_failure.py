@@ -152,6 +152,11 @@ def test_complaints_inside_a_stream_have_their_kind(type_: str, code: str, messa
     assert stream_failure("lab", complaint, None).kind == kind
 
 
+def test_a_page_that_no_provider_wrote_is_a_matter_of_the_address() -> None:
+    assert "/v1" in http_failure("lab", 404, {}, b"404 page not found", NOW_US).hint
+    assert "name of the model" in http_failure("lab", 404, {}, openai("no such model", "not_found"), NOW_US).hint
+
+
 def test_redirect_is_not_followed_and_says_where_it_leads() -> None:
     error = http_failure("lab", 307, {"Location": "https://elsewhere.example/v1"}, b"", NOW_US)
     assert error.kind == "connection"
