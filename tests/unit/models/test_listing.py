@@ -152,6 +152,8 @@ def test_the_command_works_without_a_vault_and_in_one(tmp_path: Path) -> None:
     assert "ready (scripted)" in text.stdout
     checked = atlas("models", "list", "--check", "--json", "--vault", str(tmp_path / "v"), **home)
     assert [row["is_ok"] for row in json.loads(checked.stdout)["checks"]] == [True]
+    shown = atlas("models", "list", "--check", "--vault", str(tmp_path / "v"), **home).stdout.splitlines()
+    assert [line.split()[:3] for line in shown[-2:]] == [["CHECK", "MODEL", "COST"], ["ok", "demo:script", "$0"]]
 
 
 def test_the_command_pulls_only_what_it_knows(tmp_path: Path) -> None:

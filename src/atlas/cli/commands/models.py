@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -12,6 +12,8 @@ from atlas.cli.command import Group
 from atlas.cli.terminal import Terminal, pass_terminal
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from atlas.models.listing import Checked, Listing, ModelRow
     from atlas.models.pull import OnProgress, Stage
 
@@ -110,31 +112,42 @@ async def _list(terminal: Terminal, is_check: bool) -> int:
 
 
 def _print(terminal: Terminal, found: Listing, checks: list[Checked]) -> None:
-    from rich.table import Table
+    from rich.text import Text
 
-    from atlas.cli.text import clean, money
+    from atlas.cli.text import STATE_COLORS, clean, money
 
     console = terminal.console()
-    providers = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("PROVIDER", "KIND", "FROM", "STATE"):
-        providers.add_column(title, no_wrap=title != "STATE")
+    providers = _table("PROVIDER", "KIND", "FROM", "STATE")
     for row in found.providers:
         providers.add_row(clean(row.name), row.kind, row.source, _state(row.is_ready, row.why_not, row.fix, row.remark))
     terminal.table(providers, console)
     if found.models:
         terminal.say()
-        tiers = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for title in ("TIER", "MODEL", "IN", "OUT", "STATE"):
-            tiers.add_column(title, no_wrap=title != "STATE", justify="right" if title in ("IN", "OUT") else "left")
+        tiers = _table("TIER", "MODEL", "IN", "OUT", "STATE")
         for model in found.models:
             state = _state(model.is_ready, model.why_not, "", model.remark)
             tiers.add_row(model.tier or "-", clean(model.model or model.name), *_prices(model), state)
         terminal.table(tiers, console)
-    for each in checks:
-        said = f"{money(each.cost_usd)}  {clean(each.text if each.is_ok else each.error)}"
-        terminal.say(f"{terminal.state('ok' if each.is_ok else 'fail')}  {clean(each.model)}  {said}")
+    if checks:
+        terminal.say()
+        asked = _table("CHECK", "MODEL", "COST", "ANSWER")
+        for each in checks:
+            word, said = ("ok", each.text) if each.is_ok else ("fail", each.error)
+            asked.add_row(Text(word, STATE_COLORS[word]), clean(each.model), money(each.cost_usd), clean(said))
+        terminal.table(asked, console)
     if not any(row.is_ready for row in found.models):
         terminal.note("no tier has a model that could answer; docs/guides/models.md says how to set one")
+
+
+def _table(*titles: str) -> Table:
+    """Only its last column, which is prose, goes on in the next line."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in titles:
+        side: Literal["left", "right"] = "right" if title in ("IN", "OUT", "COST") else "left"
+        made.add_column(title, no_wrap=title != titles[-1], justify=side)
+    return made
 
 
 def _state(is_ready: bool, why_not: str, fix: str, remark: str) -> str:
