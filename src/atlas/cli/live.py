@@ -24,6 +24,7 @@ from atlas.kernel.event import (
     Logged,
     OutputCaptured,
     RunEnded,
+    TurnSteered,
 )
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ class LiveView:
                 self._asked(event, f"{body.name} waits for a person ({body.effect_class})", "approve", body.effect)
             case EffectDoubted():
                 self._asked(event, f"{body.effect} is in doubt: {body.reason}", "inbox done", body.effect)
+            case TurnSteered(decision="deny" | "continue" | "nudge"):
+                self._line(event.run_id, f"{body.by}: {one_line(body.text, MESSAGE)}")
             case EffectReceived() if event.run_id == self._run_id:
                 self._steps += 1
                 self._release()

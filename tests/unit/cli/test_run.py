@@ -14,7 +14,7 @@ import pytest
 
 from atlas.control.report import InboxEntry
 from atlas.kernel.errors import ErrorRecord, NotFound
-from atlas.kernel.event import AttemptStarted, EffectAsked, Logged, OutputCaptured, Payload, RunEnded
+from atlas.kernel.event import AttemptStarted, EffectAsked, Logged, OutputCaptured, Payload, RunEnded, TurnSteered
 from atlas.kernel.run import RunState
 from unit.cli.fake_host import make_events, make_row
 
@@ -244,6 +244,8 @@ def test_what_happens_meanwhile_goes_to_standard_error(atlas: Any, host: Any) ->
                     Logged("found 12 pages"),
                     Logged("slow", "warning"),
                     Logged("reading", fraction=0.4),
+                    TurnSteered("should_continue_after_stop", 2, "continue", "test_oracle", text="Not\ndone yet."),
+                    TurnSteered("soft_limit", 2, "extend", "critic", text="It goes on."),
                 ),
                 *make_events(CHILD, AttemptStarted(1, "me"), asked, RunEnded("succeeded")),
                 *make_events("run_stranger", Logged("of another tree")),
@@ -260,13 +262,14 @@ def test_what_happens_meanwhile_goes_to_standard_error(atlas: Any, host: Any) ->
         "found 12 pages",
         "warning: slow",
         "40% reading",
+        "test_oracle: Not done yet.",
         f"[searcher] started as {CHILD[:20]}",
         "[searcher] send waits for a person (high_risk)",
-        lines[6],
+        lines[7],
         "[searcher] succeeded after 2.00s",
         "| rest\\x1b[2J",
     ]
-    assert lines[6].startswith("[searcher] answer it from another terminal: atlas approve ")
+    assert lines[7].startswith("[searcher] answer it from another terminal: atlas approve ")
 
 
 def crowd_of(host: Any, number: int) -> None:
