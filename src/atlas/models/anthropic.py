@@ -73,7 +73,6 @@ class AnthropicModel:
         self._load_blob = load_blob
         self._stream = stream
         self._encodings = Encodings()
-        self._last_tools: tuple[tuple[ToolSpec, ...], bytes] = ((), b"")
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         """The reply, with deltas on the way; raises ModelError."""
@@ -123,36 +122,28 @@ class AnthropicModel:
         return _json(fields)[1:-1]
 
     def _system(self, system: tuple[str, ...]) -> bytes:
-        found = self._encodings.find(system)
-        if found is not None:
-            return found
-        blocks = _json([{"type": "text", "text": text} for text in system if text])
-        return self._encodings.keep(system, b"".join((b'"system":', blocks[:-2], _MARK, b"}]")))
+        def make() -> bytes:
+            blocks = _json([{"type": "text", "text": text} for text in system if text])
+            return b"".join((b'"system":', blocks[:-2], _MARK, b"}]"))
+
+        return self._encodings.get(system, make)
 
     def _format(self, schema: msgspec.Raw) -> bytes:
         """The field that has an answer of this shape enforced; nothing where it cannot be."""
-        key = ("output", bytes(schema))
-        found = self._encodings.find(key)
-        if found is not None:
-            return found
-        is_native = self._is_anthropic and is_strict(msgspec.json.decode(schema))
-        wanted = {"format": {"type": "json_schema", "schema": schema}}
-        return self._encodings.keep(key, b'"output_config":' + _json(wanted) if is_native else b"")
+
+        def make() -> bytes:
+            is_native = self._is_anthropic and is_strict(msgspec.json.decode(schema))
+            wanted = {"format": {"type": "json_schema", "schema": schema}}
+            return b'"output_config":' + _json(wanted) if is_native else b""
+
+        return self._encodings.get(("output", bytes(schema)), make)
 
     def _tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
-        known, data = self._last_tools
-        if tools != known:  # those of one agent are the same objects from call to call
-            data = self._encoded_tools(tools)
-            self._last_tools = tools, data
-        return data
+        def make() -> bytes:
+            wire = [{"name": tool.name, "description": tool.description, "input_schema": tool.schema} for tool in tools]
+            return b"".join((b'"tools":', _json(wire)[:-2], _MARK, b"}]"))
 
-    def _encoded_tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
-        key = tuple((tool.name, tool.description, bytes(tool.schema)) for tool in tools)
-        found = self._encodings.find(key)
-        if found is not None:
-            return found
-        wire = [{"name": tool.name, "description": tool.description, "input_schema": tool.schema} for tool in tools]
-        return self._encodings.keep(key, b"".join((b'"tools":', _json(wire)[:-2], _MARK, b"}]")))
+        return self._encodings.tools(tools, make)
 
     async def _messages(self, request: Request) -> list[bytes]:
         messages = []

@@ -6,7 +6,9 @@ becomes the old one and the old one is forgotten. A hit costs one look-up, and n
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+
+from atlas.kernel.model import ToolSpec
 
 LIMIT_BYTES = 32 * 2**20
 LIMIT_ENTRIES = 16_384
@@ -21,6 +23,7 @@ class Encodings:
         self._young: dict[Hashable, bytes] = {}
         self._old: dict[Hashable, bytes] = {}
         self._size = 0
+        self._last_tools: tuple[tuple[ToolSpec, ...], bytes] = ((), b"")
 
     def find(self, key: Hashable) -> bytes | None:
         """The bytes kept for something equal to `key`."""
@@ -43,6 +46,19 @@ class Encodings:
                 self._old, self._young, self._size = self._young, {}, 0
             self._young[key] = data
             self._size += len(data)
+        return data
+
+    def get(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
+        """The bytes kept for something equal to `key`, made now where there are none."""
+        found = self.find(key)
+        return self.keep(key, make()) if found is None else found
+
+    def tools(self, tools: tuple[ToolSpec, ...], make: Callable[[], bytes]) -> bytes:
+        """The bytes of a list of tools. Those of one agent are the same objects from call to call, and not looked up."""
+        known, data = self._last_tools
+        if tools != known:
+            data = self.get(tuple((tool.name, tool.description, bytes(tool.schema)) for tool in tools), make)
+            self._last_tools = tools, data
         return data
 
     def __len__(self) -> int:

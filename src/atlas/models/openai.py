@@ -74,7 +74,6 @@ class OpenAIModel:
         self._stream = stream
         self._encodings = Encodings()
         self._learned = Learned(OF_CHAT)
-        self._last_tools: tuple[tuple[ToolSpec, ...], bytes] = ((), b"")
 
     async def ask(self, request: Request, on_delta: OnDelta) -> Reply:
         """The reply, with deltas on the way; raises ModelError."""
@@ -126,38 +125,17 @@ class OpenAIModel:
         return _json(fields)[1:-1]
 
     def _system(self, system: tuple[str, ...]) -> bytes:
-        return self._encodings.find(system) or self._encodings.keep(
-            system, _json({"role": "system", "content": "\n\n".join(system)})
-        )
+        return self._encodings.get(system, lambda: _json({"role": "system", "content": "\n\n".join(system)}))
 
     def _tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
-        known, data = self._last_tools
-        if tools != known:  # those of one agent are the same objects from call to call
-            data = self._encoded_tools(tools)
-            self._last_tools = tools, data
-        return data
-
-    def _encoded_tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
-        key = tuple((tool.name, tool.description, bytes(tool.schema)) for tool in tools)
-        found = self._encodings.find(key)
-        if found is not None:
-            return found
-        wire = [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": tool.schema},
-            }
-            for tool in tools
-        ]
-        return self._encodings.keep(key, b'"tools":' + _json(wire))
+        return self._encodings.tools(tools, lambda: b'"tools":' + _json([_function(tool) for tool in tools]))
 
     def _format(self, schema: msgspec.Raw) -> bytes:
-        key = ("output", bytes(schema))
-        found = self._encodings.find(key)
-        if found is not None:
-            return found
-        wanted = {"name": "output", "schema": schema, "strict": is_strict(msgspec.json.decode(schema))}
-        return self._encodings.keep(key, b'"response_format":' + _json({"type": "json_schema", "json_schema": wanted}))
+        def make() -> bytes:
+            wanted = {"name": "output", "schema": schema, "strict": is_strict(msgspec.json.decode(schema))}
+            return b'"response_format":' + _json({"type": "json_schema", "json_schema": wanted})
+
+        return self._encodings.get(("output", bytes(schema)), make)
 
     async def _messages(self, messages: tuple[Message, ...], manners: Manners) -> list[bytes]:
         keys = [(message, manners) for message in messages] if manners else messages
@@ -226,6 +204,11 @@ class OpenAIModel:
         raise ModelError(
             "invalid", f"{self._target.name} cannot be sent {image.media_type} ({image.name or image.blob})"
         )
+
+
+def _function(tool: ToolSpec) -> dict[str, Any]:
+    declared = {"name": tool.name, "description": tool.description, "parameters": tool.schema}
+    return {"type": "function", "function": declared}
 
 
 def _bridged(messages: tuple[Message, ...], encoded: list[bytes | None]) -> list[bytes]:
