@@ -40,6 +40,7 @@ class Record:
         self._held: Append | None = None
         self._promise: asyncio.Future[Appended] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._held_since_s = 0.0
 
     def observe(self, **changes: object) -> None:
         """Notes something about this attempt that is not a fact."""
@@ -156,9 +157,12 @@ class Record:
         loop = asyncio.get_running_loop()
         if self._promise is None:
             self._promise = loop.create_future()
+        if self._held is None:
+            self._held, self._held_since_s = batch, loop.time()
+        else:
+            self._held = joined(self._held, batch)
         if self._timer is None:
             self._timer = loop.call_later(LAZY_S, self._release)
-        self._held = batch if self._held is None else joined(self._held, batch)
         return self._promise
 
     def _with_held(self, batch: Append) -> Append:
@@ -167,13 +171,20 @@ class Record:
 
     def _taken(self) -> Append | None:
         """What was held back, now somebody else's to write."""
-        # The timer is left alone: one that finds nothing costs less than one that is set anew for each step.
+        # The timer is left alone: one that runs out too early costs less than one that is set anew for each step.
         held, self._held = self._held, None
         return held
 
     def _release(self) -> None:
+        """Gives what has been held for long enough to the ledger; what is newer may still go along with a later write."""
         self._timer = None
-        self.hand_over()
+        if self._held is None:
+            return
+        loop, due_s = asyncio.get_running_loop(), self._held_since_s + LAZY_S
+        if loop.time() < due_s:
+            self._timer = loop.call_at(due_s, self._release)
+        else:
+            self.hand_over()
 
     def _enqueue(
         self, batch: Append, failed: Callable[[AtlasError], None], before: Append | None = None

@@ -80,6 +80,20 @@ def test_what_is_lazy_becomes_durable_by_itself_in_a_moment() -> None:
     with_record(work)
 
 
+def test_what_was_only_just_held_back_is_not_handed_over_with_what_was_before_it() -> None:
+    async def work(record: Record, ledger: Watched, lost: list[AtlasError]) -> None:
+        loop = asyncio.get_running_loop()
+        record.write(Logged("one"), lazy=True)
+        await record.write(Logged("two"))
+        await asyncio.sleep(LAZY_S * 0.6)
+        began_s = loop.time()
+        await record.write(Logged("three"), lazy=True)
+        assert loop.time() - began_s >= LAZY_S
+        assert await ledger.said() == ["one", "two", "three"]
+
+    with_record(work)
+
+
 def test_the_state_knows_at_once_what_is_held_back() -> None:
     async def work(record: Record, ledger: Watched, lost: list[AtlasError]) -> None:
         record.write(EffectReceived("step:1", spend=Spend(tokens_in=5)), lazy=True)
