@@ -92,6 +92,22 @@ def test_a_run_is_its_events(vault_dir: Path, log: str) -> None:
     in_host(vault_dir, work)
 
 
+def test_what_is_told_of_a_run_at_its_end_is_what_its_record_tells(vault_dir: Path, log: str) -> None:
+    async def work(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        for do in (["write:a"], ["spawn:2", "write:b"], ["write:c", "fail"]):
+            run_id, _ = await finish(host, log, *do)
+            with monkeypatch.context() as without:
+                without.setattr(host.ledger, "events", None)
+                at_once = await host.report(run_id)
+            assert at_once == await host.report(run_id)
+        forked = await host.fork(run_id, at=4)
+        await host.drive(forked.run_id)
+        assert await host.report(forked.run_id) == await host.report(forked.run_id)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        in_host(vault_dir, lambda host: work(host, monkeypatch))
+
+
 def test_input_is_checked_with_defaults_and_output_too(vault_dir: Path) -> None:
     async def work(host: Host) -> None:
         with pytest.raises(Invalid, match=r"\$\.n"):

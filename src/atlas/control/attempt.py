@@ -20,7 +20,7 @@ import msgspec
 from atlas.control.admit import Admissions, failed, settled, unaffordable
 from atlas.control.fact import intent_of, may_go_ahead, question_of, receipt_of, refusal_of
 from atlas.control.family import Family
-from atlas.control.history import History, load, remember
+from atlas.control.history import Glance, History, glance_at, load, remember
 from atlas.control.mail import Mail
 from atlas.control.payload import pack, unpack
 from atlas.control.question import Questions
@@ -121,6 +121,11 @@ class Attempt:
     def waits_for_children(self) -> bool:
         """True when only children can bring this run forward."""
         return self._is_loaded and self._record.state.is_waiting_for_children
+
+    @property
+    def seen(self) -> Glance:
+        """What a result says of the run, as far as it has come."""
+        return glance_at(self._history, self._record.state)
 
     def post(self, message: Message) -> None:
         """Tells the attempt what happened; on the driver's loop only."""

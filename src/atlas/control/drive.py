@@ -13,15 +13,19 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 import msgspec
 
 from atlas.control.attempt import Attempt
+from atlas.control.history import Glance
 from atlas.control.world import Lost, Stop, World
 from atlas.kernel.errors import AtlasError, StaleLease, Unavailable
 from atlas.kernel.event import Process
 from atlas.kernel.port import Ledger, Wake
 from atlas.kernel.run import PARKED, TERMINAL, Claimed, Lease, RunState
+
+_REMEMBERED: Final = 256
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -98,6 +102,7 @@ class Driver:
         self._attempts: dict[str, Attempt] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watched: dict[str, list[asyncio.Future[RunState]]] = {}
+        self._ended: dict[str, Glance] = {}
         self._wanted: set[str] = set()
         self._is_stopping = False
         self._is_finishing = False
@@ -145,6 +150,10 @@ class Driver:
             self._wanted.add(run_id)
             self._look_for_work()
         return await future
+
+    def seen(self, run_id: str) -> Glance | None:
+        """What a result says of a run that ended here just now; told once, because the ledger can tell it again."""
+        return self._ended.pop(run_id, None)
 
     def serve(self, place: str) -> None:
         """Claims runs of one more place from here on."""
@@ -271,10 +280,16 @@ class Driver:
                 del self._attempts[attempt.run_id]
         # A parked run may have been queued again in the commit that parked it: its row knows.
         if state in TERMINAL:
+            self._remember(attempt)
             self._settle(attempt.run_id, state)
         elif attempt.lost is not None and not isinstance(attempt.lost, StaleLease):
             self._disappoint(attempt.run_id, attempt.lost)
         self._nudged.set()
+
+    def _remember(self, attempt: Attempt) -> None:
+        self._ended[attempt.run_id] = attempt.seen
+        if len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
 
     def _settle(self, run_id: str, state: RunState) -> None:
         for future in self._watched.pop(run_id, []):

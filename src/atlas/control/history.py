@@ -92,6 +92,12 @@ async def glance(ledger: Ledger, run_id: str) -> Glance:
     )
 
 
+def glance_at(history: History, state: State) -> Glance:
+    """The same of a run in hand, without reading it again; `state` is where its `history` has come to."""
+    models = (each.model for each in history.answers.values() if isinstance(each, EffectReceived) and each.model)
+    return Glance(ended=state.ended, models=tuple(dict.fromkeys(models)), may_have_children=state.children > 0)
+
+
 def _may_tell(event: Event) -> bool:
     match event.kind:
         case "effect.received":

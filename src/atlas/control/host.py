@@ -283,7 +283,7 @@ class Host:
     async def report(self, run_id: str) -> RunReport:
         """A run's result as every surface shows it; cost and steps include its children."""
         row = await self.ledger.run(run_id)
-        seen = await glance(self.ledger, run_id)
+        seen = self._driver.seen(run_id) or await glance(self.ledger, run_id)
         ended = seen.ended
         output = await unpack(self.ledger, ended.output) if ended is not None else NULL.json
         spend = row.spend
