@@ -9,7 +9,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,22 @@ def test_what_is_told_of_a_run_at_its_end_is_what_its_record_tells(vault_dir: Pa
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         in_host(vault_dir, lambda host: work(host, monkeypatch))
+
+
+def test_a_run_that_is_submitted_to_a_driver_is_taken_in_the_same_commit(vault_dir: Path, log: str) -> None:
+    async def work(host: Host) -> None:
+        await finish(host, log, "write:a")
+        with closing(sqlite3.connect(vault_dir / ".atlas" / "ledger.db")) as database:
+            for _ in range(50):
+                run_id = await start(host, log, "write:b")
+                [[state]] = database.execute("SELECT state FROM run WHERE run_id = ?", (run_id,)).fetchall()
+                assert await host.drive(run_id) == "succeeded"
+                if state == "running":
+                    return
+                await asyncio.sleep(0.05)  # a driver that is busy with another claim takes it a moment later
+        pytest.fail("no run was taken in the commit that submitted it")
+
+    in_host(vault_dir, work)
 
 
 def test_input_is_checked_with_defaults_and_output_too(vault_dir: Path) -> None:

@@ -76,8 +76,12 @@ class Agents:
         files: Sequence[tuple[str, bytes]] = (),
         *,
         detached: bool = False,
+        expect: Callable[[], bool] = lambda: False,
     ) -> Submitted:
-        """Queues a run of the agent on a valid input; the same key gives the same run."""
+        """Queues a run of the agent on a valid input; the same key gives the same run.
+
+        `expect` tells the driver of this process of it at the last moment, and whether it claims at once.
+        """
         options = checked(options)
         agent = await self.pins.pin(name)
         _require_available(agent.contract)
@@ -112,7 +116,8 @@ class Agents:
             critical=critical(options),
             model=model,
         )
-        return await self._ledger.submit(self._new_run(run_id, created, options, fingerprint_of(raw, options, kept)))
+        new = self._new_run(run_id, created, options, fingerprint_of(raw, options, kept))
+        return await self._ledger.submit(new, lazy=expect())
 
     async def fork(self, source: RunCreated, point: ForkPoint, options: Options, turn: int) -> Submitted:
         """Queues a run that continues from an event of another, with the agent's code as it is now.

@@ -104,10 +104,12 @@ class Driver:
         self._watched: dict[str, list[asyncio.Future[RunState]]] = {}
         self._ended: dict[str, Glance] = {}
         self._wanted: set[str] = set()
+        self._is_driving = False
         self._is_stopping = False
         self._is_finishing = False
         self._leaves_when_idle = False
         self._may_be_due = True
+        self._is_claiming = False
         self._nudged = asyncio.Event()
         slots.freed = self._nudged.set
         self._places = options.places
@@ -125,6 +127,7 @@ class Driver:
                 listening = upkeep.create_task(self._listen(wake))
                 await self._adopt()
                 next_adoption_us = self._next_adoption_us()
+                self._is_driving = True
                 while not self._is_stopping:
                     started = await self._claim(attempts)
                     await self._answer_watchers()
@@ -136,11 +139,19 @@ class Driver:
                     # Whatever lets it take more, a run that comes, one that ends, a slot that is given back, nudges.
                     await self._nudged.wait()
                     self._nudged.clear()
+                self._is_driving = False
                 listening.cancel()
                 for attempt in self._attempts.values():
                     attempt.post(Stop())
             beat.cancel()
         await self._answer_watchers()
+
+    def expect(self) -> bool:
+        """Whether a run that is submitted now can go along, in one commit, with the claim that takes it."""
+        if not self._is_driving or self._is_finishing or self._slots.free <= 0:
+            return False
+        self._look_for_work()
+        return True
 
     async def rest_of(self, run_id: str) -> RunState:
         """The state in which the run comes to rest, whoever drives it."""
@@ -148,7 +159,9 @@ class Driver:
         self._watched.setdefault(run_id, []).append(future)
         if run_id not in self._attempts:
             self._wanted.add(run_id)
-            self._look_for_work()
+            # A claim that is on its way may well bring it; if not, it is claimed by its name.
+            self._may_be_due = self._may_be_due or not self._is_claiming
+            self._nudged.set()
         return await future
 
     def seen(self, run_id: str) -> Glance | None:
@@ -222,14 +235,17 @@ class Driver:
         is_asked = self._may_be_due or self._leaves_when_idle
         if not (is_asked and needed and room > 0):
             return []
-        self._may_be_due = False
-        claimed = await self._ledger.claim(
-            options.owner.text,
-            limit=room,
-            lease_s=options.lease_s,
-            max_running=options.max_running,
-            places=self._places,
-        )
+        self._may_be_due, self._is_claiming = False, True
+        try:
+            claimed = await self._ledger.claim(
+                options.owner.text,
+                limit=room,
+                lease_s=options.lease_s,
+                max_running=options.max_running,
+                places=self._places,
+            )
+        finally:
+            self._is_claiming = False
         # What there was no room for is still there when a place is given back; all else that comes or ends wakes us.
         self._may_be_due = self._may_be_due or len(claimed) == room
         return claimed

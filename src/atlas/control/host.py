@@ -167,7 +167,8 @@ class Host:
             model=model,
         )
         given = [(redactor.text(name), redactor.data(data)) for name, data in files]
-        return await self._agents.submit(agent, redactor.value(value), options, given, detached=detached)
+        expect = self._driver.expect
+        return await self._agents.submit(agent, redactor.value(value), options, given, detached=detached, expect=expect)
 
     def add(self, agent: Inline) -> None:
         """Makes an agent that is defined in code known here, and drives its runs; Conflict when its name is taken."""

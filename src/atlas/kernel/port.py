@@ -119,9 +119,10 @@ class Ledger(Protocol):
         """Everything acknowledged is durable; nothing is accepted after."""
         ...
 
-    async def submit(self, run: NewRun) -> Submitted:
+    async def submit(self, run: NewRun, *, lazy: bool = False) -> Submitted:
         """Creates the run, its session when new, its first event and its place in the queue, in one commit.
 
+        A lazy one may wait a moment for a claim of this process to go along with.
         With a key: the same principal, agent and key give the run made first; another fingerprint is a Conflict.
         An unknown `session_id` creates that session; an existing one of another agent or principal is a Conflict.
         A top-level run takes the session's next turn number; a child (with a parent) has turn 0.

@@ -51,9 +51,9 @@ class DatabaseLedger(ABC):
     async def _read(self, query: Callable[..., T], *arguments: object) -> T:
         """What `query(database, statements, *arguments)` answers."""
 
-    async def submit(self, run: NewRun) -> Submitted:
+    async def submit(self, run: NewRun, *, lazy: bool = False) -> Submitted:
         """Creates the run with its first event, or finds the one made before."""
-        return await self._put(lambda desk: commit.submit(desk, run))
+        return await self._put(lambda desk: commit.submit(desk, run), is_lazy=lazy)
 
     async def claim(
         self,

@@ -87,7 +87,7 @@ class MemoryLedger:
         """Takes no calls any more; what was recorded stays as long as this object."""
         self._is_open = False
 
-    async def submit(self, run: NewRun) -> Submitted:
+    async def submit(self, run: NewRun, *, lazy: bool = False) -> Submitted:
         """Creates the run with its first event, or finds the one made before."""
         with self._commit():
             return self._submit(run)

@@ -92,9 +92,9 @@ class _FaultyLedger:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
-    async def submit(self, run: NewRun) -> Submitted:
+    async def submit(self, run: NewRun, *, lazy: bool = False) -> Submitted:
         """A commit."""
-        return await self._commit(lambda: self._ledger.submit(run))
+        return await self._commit(lambda: self._ledger.submit(run, lazy=lazy))
 
     def append(self, batch: Append, before: Append | None = None) -> Awaitable[Appended]:
         """A commit."""

@@ -30,6 +30,23 @@ async def submitting_creates_row_first_event_session_and_place_in_the_queue(scen
 
 
 @case
+async def a_lazy_submission_is_committed_by_itself(scene: Scene) -> None:
+    run = scene.new_run()
+    async with asyncio.timeout(5):
+        assert await scene.ledger.submit(run, lazy=True) == Submitted(run.run_id, True)
+    assert await scene.claim_ids() == [run.run_id]
+
+
+@case
+async def a_claim_takes_a_lazy_submission_made_before_it(scene: Scene) -> None:
+    run = scene.new_run()
+    submitting = asyncio.ensure_future(scene.ledger.submit(run, lazy=True))
+    await asyncio.sleep(0)
+    assert await scene.claim_ids() == [run.run_id]
+    assert await submitting == Submitted(run.run_id, True)
+
+
+@case
 async def the_same_key_gives_the_run_made_first(scene: Scene) -> None:
     first = await scene.submit(key="k", fingerprint="f")
     again = scene.new_run(key="k", fingerprint="f")
