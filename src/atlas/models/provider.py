@@ -21,6 +21,7 @@ from atlas.models.weights import SMOLLM2, find_weights, folder_of, has_engine
 MAX_IN_FLIGHT = 64
 UNLIMITED = 1_000_000
 PROVIDERS_EXTRA = "pip install 'atlas-agents[providers]' and the provider's own package"
+_KEYLESS = "Write `key: secret:NAME` for the provider, or the base_url of a server that wants no key."
 _KNOWN = {
     "openai": ("OPENAI_API_KEY", "OPENAI_BASE_URL", openai.BASE_URL),
     "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", anthropic.BASE_URL),
@@ -115,7 +116,9 @@ def complaint(endpoint: Endpoint) -> ModelError | None:
         return ModelError("auth", message, hint=hint)
     match endpoint.kind:
         case "openai" | "anthropic" if not endpoint.key and endpoint.base_url == _KNOWN[endpoint.kind][2]:
-            return ModelError("auth", f"there is no key for {endpoint.name}", hint=how_to_get(endpoint.kind))
+            # The environment's key goes to the maker's namesake alone.
+            hint = how_to_get(endpoint.kind) if endpoint.name == endpoint.kind else _KEYLESS
+            return ModelError("auth", f"there is no key for {endpoint.name}", hint=hint)
         case "local":
             folder = Path(endpoint.folder) if endpoint.folder else None
             if not has_engine() or not any(find_weights(folder, each) for each in KNOWN_WEIGHTS.values()):

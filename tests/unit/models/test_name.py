@@ -165,11 +165,14 @@ def test_a_key_is_never_shown() -> None:
 
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
 def test_the_makers_own_service_is_not_asked_without_a_key(kind: str) -> None:
-    endpoint = endpoints(Models(providers={"x": Provider(kind=kind)}), {}, {})["x"]  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match="no key for x") as caught:
-        build_model(endpoint, Http(), FakeClock(), Loads(), lambda path: pytest.fail("no script"))
-    assert caught.value.kind == "auth"
-    assert f"{kind.upper()}_API_KEY" in caught.value.hint
+    namesake, other = Provider(kind=kind), Provider(kind=kind)  # type: ignore[arg-type]
+    found = endpoints(Models(providers={kind: namesake, "x": other}), {}, {})
+    variable = f"{kind.upper()}_API_KEY"
+    for name, ways in ((kind, {variable, "key: secret:NAME"}), ("x", {"key: secret:NAME"})):
+        with pytest.raises(ModelError, match=f"no key for {name}") as caught:
+            build_model(found[name], Http(), FakeClock(), Loads(), lambda path: pytest.fail("no script"))
+        assert caught.value.kind == "auth"
+        assert {way for way in (variable, "key: secret:NAME") if way in caught.value.hint} == ways
 
 
 def test_lanes_are_bounded_unless_nothing_is_asked_of_anybody() -> None:
