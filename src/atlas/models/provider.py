@@ -115,6 +115,8 @@ def complaint(endpoint: Endpoint) -> ModelError | None:
         hint = f"Keep one with 'atlas secrets set {endpoint.key_name.removeprefix('secret:')}'."
         return ModelError("auth", message, hint=hint)
     match endpoint.kind:
+        case "scripted" if not endpoint.script:
+            return ModelError("auth", f"{endpoint.name} names no script", hint="Write `script: FILE` for the provider.")
         case "openai" | "anthropic" if not endpoint.key and endpoint.base_url == _KNOWN[endpoint.kind][2]:
             # The environment's key goes to the maker's namesake alone.
             hint = how_to_get(endpoint.kind) if endpoint.name == endpoint.kind else _KEYLESS

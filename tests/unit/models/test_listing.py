@@ -47,6 +47,7 @@ def test_what_is_missing_is_said_with_its_fix() -> None:
         "keyed": Provider(kind="openai", base_url="http://127.0.0.1:9/v1", key="secret:lab_key"),
         "demo": Provider(kind="scripted", script="s.yaml"),
         "broken": Provider(kind="scripted", script="gone.yaml"),
+        "mute": Provider(kind="scripted"),
     }
     rows = {row.name: row for row in listed(Models(providers=providers), {"ANTHROPIC_API_KEY": "x"}).providers}
     assert {name: (row.is_ready, row.source) for name, row in rows.items()} == {
@@ -54,6 +55,7 @@ def test_what_is_missing_is_said_with_its_fix() -> None:
         "keyed": (False, "config"),
         "demo": (True, "config"),
         "broken": (False, "config"),
+        "mute": (False, "config"),
         "anthropic": (True, "environment"),
         "openai": (False, "environment"),
         "local": (False, "local"),
@@ -62,6 +64,7 @@ def test_what_is_missing_is_said_with_its_fix() -> None:
     assert rows["local"].remark == "local, tiny"
     assert "lab_key" in rows["keyed"].fix
     assert rows["broken"].why_not == "there is no gone.yaml"
+    assert (rows["mute"].why_not, rows["mute"].fix) == ("mute names no script", "Write `script: FILE` for the provider.")
     assert "OPENAI_API_KEY" in rows["openai"].fix
     assert rows["local"].fix.startswith("Run: ")
     assert all(bool(row.why_not) is not row.is_ready for row in rows.values())
