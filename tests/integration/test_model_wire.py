@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -86,7 +87,7 @@ async def with_model(
     http = Http(patience or Patience())
     base_url = f"{url}/v1" if wire == "openai" else url
     try:
-        return await act(MODELS[wire](http, FakeClock(), no_blob, base_url=base_url, key="the-key", **settings))
+        return await act(MODELS[wire](http, FakeClock(), no_blob, base_url=base_url, **{"key": "the-key"} | settings))
     finally:
         await http.close()
 
@@ -571,6 +572,21 @@ def test_refusals_are_classified_and_say_when_to_come_again(
     assert (error.kind, error.retry_after_s, error.usage) == (kind, retry_after_s, None)
     assert "no, ***" in error.message
     assert "the-key" not in str(error)
+
+
+@both_wires
+def test_a_login_in_the_address_is_not_in_what_a_server_quotes(first: ProviderProcess, wire: Wire) -> None:
+    url = first.url.replace("://", "://ada:love@")
+    sent = b64encode(b"ada:love").decode()
+    first.plan(Act(status=401, body=f'{{"error": {{"message": "no, Basic {sent}"}}}}'))
+
+    async def turned_down(model: Model) -> ModelError:
+        with pytest.raises(ModelError) as caught:
+            await model.ask(REQUEST, lambda delta: None)
+        return caught.value
+
+    error = asyncio.run(with_model(wire, url, turned_down, key=""))
+    assert "no, Basic ***" in error.message
 
 
 KEY = "the-key"

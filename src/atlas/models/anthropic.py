@@ -30,7 +30,7 @@ from atlas.kernel.model import (
 from atlas.kernel.port import Clock
 from atlas.models.anthropic_reply import AnthropicReading
 from atlas.models.encoding import Encodings
-from atlas.models.http import Http, Target, address, host_of
+from atlas.models.http import Http, Target, address, host_of, login_of
 from atlas.models.manner import NONE, OF_MESSAGES, TOOL_ONLY, Learned, Manner, Manners, in_manner
 from atlas.models.strict import is_strict
 from atlas.models.wire import as_id, as_name, as_object, converse
@@ -64,7 +64,9 @@ class AnthropicModel:
         headers |= {"Accept": "text/event-stream" if stream else "application/json", "anthropic-version": VERSION}
         if key:
             headers["x-api-key"] = key
-        self._target = Target(name, address(base_url, "/v1/messages", without="/v1"), headers, key)
+        self._target = Target(
+            name, address(base_url, "/v1/messages", without="/v1"), headers, key or login_of(base_url)
+        )
         self._unbound = msgspec.structs.replace(self._target, headers=headers | _UNBOUND_HEADERS)
         self._learned = Learned(OF_MESSAGES)
         self._is_anthropic = host_of(base_url).endswith(".anthropic.com")

@@ -53,7 +53,27 @@ class Target(msgspec.Struct, frozen=True):
     secret: str = ""
 
     def __repr__(self) -> str:
-        return f"Target(name={self.name!r}, url={self.url!r})"
+        return f"Target(name={self.name!r}, url={shown(self.url)!r})"
+
+
+def shown(url: str) -> str:
+    """An address as people may see it: without its login and its query, which may hold a key."""
+    scheme, slashes, rest = url.partition("://")
+    where, mark, _ = rest.partition("?")
+    login, at, host = where.partition("/")[0].rpartition("@")
+    path = where[len(login + at + host) :]
+    return f"{scheme}{slashes}{'***@' if at else ''}{host}{path}{'?***' if mark else ''}"
+
+
+def login_of(url: str) -> str:
+    """The login in an address as it is sent; empty when there is none."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    if parts.username is None:
+        return ""
+    return b64encode(f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()).decode()
 
 
 def host_of(url: str) -> str:
@@ -316,11 +336,10 @@ def _request_to(target: Target) -> tuple[Origin, bytes]:
         raise _no_address(target.name)
     is_tls = parts.scheme == "https"
     origin = Origin(host, port or (443 if is_tls else 80), is_tls)
-    shown = f"[{host}]" if ":" in host else host
-    headers = {"Host": shown if port is None else f"{shown}:{port}", **target.headers}
-    if parts.username is not None and "Authorization" not in headers:
-        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
+    named = f"[{host}]" if ":" in host else host
+    headers = {"Host": named if port is None else f"{named}:{port}", **target.headers}
+    if (login := login_of(target.url)) and "Authorization" not in headers:
+        headers["Authorization"] = f"Basic {login}"
     if any(char in text for pair in headers.items() for text in pair for char in "\r\n\0"):
         hint = "Set the provider's key again, on one line."
         raise ModelError("auth", f"the key or a header of {target.name} holds a line break", hint=hint)

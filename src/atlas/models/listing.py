@@ -14,6 +14,7 @@ import msgspec
 from atlas.kernel.errors import AtlasError, Invalid
 from atlas.kernel.model import Message, ModelError, Request, Text
 from atlas.models.catalogue import MICRO
+from atlas.models.http import shown
 from atlas.models.provider import Endpoint, absent, complaint
 from atlas.models.weights import KNOWN, folder_of
 
@@ -108,7 +109,7 @@ def _provider(endpoint: Endpoint, lack: AtlasError | None) -> ProviderRow:
     why, fix = ("", "") if lack is None else (lack.message, lack.hint)
     if lack is not None and lack.where:
         why = f"{lack.where}: {why}"
-    address = endpoint.folder or endpoint.script or endpoint.base_url
+    address = endpoint.folder or endpoint.script or shown(endpoint.base_url)
     return ProviderRow(
         endpoint.name, endpoint.kind, endpoint.source, lack is None, why, fix, address, _remark(endpoint, "")
     )

@@ -29,7 +29,7 @@ from atlas.kernel.model import (
 from atlas.kernel.port import Clock
 from atlas.models.encoding import Encodings
 from atlas.models.estimate import estimate
-from atlas.models.http import Http, Target, address, host_of
+from atlas.models.http import Http, Target, address, host_of, login_of
 from atlas.models.manner import IN_MESSAGES, NONE, OF_CHAT, TOOL_ONLY, Learned, Manner, Manners, in_manner
 from atlas.models.openai_reply import OpenAIReading
 from atlas.models.openai_thought import given_back, signed_calls
@@ -67,7 +67,7 @@ class OpenAIModel:
         if key:
             headers["Authorization"] = f"Bearer {key}"
         self._is_openai = host_of(base_url).endswith((".openai.com", ".openai.azure.com"))
-        self._target = Target(name, address(base_url, "/chat/completions"), headers, key)
+        self._target = Target(name, address(base_url, "/chat/completions"), headers, key or login_of(base_url))
         self._http = http
         self._clock = clock
         self._load_blob = load_blob

@@ -13,7 +13,7 @@ from atlas.kernel.config import Models, Provider
 from atlas.kernel.model import LoadBlob, Model, ModelError
 from atlas.kernel.port import Clock
 from atlas.models import anthropic, openai
-from atlas.models.http import Http
+from atlas.models.http import Http, shown
 from atlas.models.scripted import Script, ScriptedModel
 from atlas.models.weights import KNOWN as KNOWN_WEIGHTS
 from atlas.models.weights import SMOLLM2, find_weights, folder_of, has_engine
@@ -43,7 +43,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     source: Literal["config", "environment", "local"] = "config"
 
     def __repr__(self) -> str:
-        return f"Endpoint(name={self.name!r}, kind={self.kind!r}, base_url={self.base_url!r}, has_key={bool(self.key)})"
+        return f"Endpoint(name={self.name!r}, kind={self.kind!r}, base_url={shown(self.base_url)!r}, has_key={bool(self.key)})"
 
 
 def endpoints(models: Models, keys: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Endpoint]:

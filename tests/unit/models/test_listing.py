@@ -64,10 +64,29 @@ def test_what_is_missing_is_said_with_its_fix() -> None:
     assert rows["local"].remark == "local, tiny"
     assert "lab_key" in rows["keyed"].fix
     assert rows["broken"].why_not == "there is no gone.yaml"
-    assert (rows["mute"].why_not, rows["mute"].fix) == ("mute names no script", "Write `script: FILE` for the provider.")
+    assert (rows["mute"].why_not, rows["mute"].fix) == (
+        "mute names no script",
+        "Write `script: FILE` for the provider.",
+    )
     assert "OPENAI_API_KEY" in rows["openai"].fix
     assert rows["local"].fix.startswith("Run: ")
     assert all(bool(row.why_not) is not row.is_ready for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    "written, shown",
+    [
+        ("http://ada:secret@127.0.0.1:9/v1", "http://***@127.0.0.1:9/v1"),
+        ("https://se@cret@lab.example", "https://***@lab.example"),
+        ("http://127.0.0.1:9/v1/@me?key=secret&v=1", "http://127.0.0.1:9/v1/@me?***"),
+        ("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1"),
+    ],
+)
+def test_an_address_is_listed_without_the_keys_in_it(written: str, shown: str) -> None:
+    rows = {
+        row.name: row for row in listed(Models(providers={"lab": Provider(kind="openai", base_url=written)})).providers
+    }
+    assert rows["lab"].address == shown
 
 
 def test_candidates_are_listed_by_tier_with_their_prices() -> None:
