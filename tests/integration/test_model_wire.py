@@ -7,7 +7,9 @@ import json
 import socket
 import time
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -663,6 +665,56 @@ def test_a_server_that_never_closes_its_stream_is_not_waited_for(first: Provider
     began = time.monotonic()
     assert ask(wire, first, Act(text="done", hang=True)).parts == (Text("done"),)
     assert time.monotonic() - began < 20
+
+
+FINISHED = '{"choices":[{"index":0,"delta":{"content":"ab"},"finish_reason":"stop"}]}'
+SAID: dict[Wire, tuple[tuple[str, ...], str]] = {
+    "openai": ((FINISHED,), '{"choices":[{"index":0,"delta":{}}]}'),
+    "anthropic": (
+        (
+            '{"type":"content_block_start","index":0,"content_block":{"type":"text","text":"ab"}}',
+            '{"type":"message_delta","delta":{"stop_reason":"end_turn"}}',
+        ),
+        '{"type":"ping"}',
+    ),
+}
+"""All that an answer needs, and what says nothing."""
+
+
+async def streamed(wire: Wire, events: Iterable[str], pause_s: float) -> Reply:
+    """What is made of these events, which begin to come at once and then with pauses."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        with suppress(ConnectionError):
+            for event in events:
+                writer.write(f"data: {event}\n\n".encode())
+                await writer.drain()
+                await asyncio.sleep(pause_s)
+        writer.close()
+        over.set()
+
+    over = asyncio.Event()
+    async with await asyncio.start_server(talk, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with asyncio.timeout(20):
+            reply = await with_model(wire, url, lambda model: model.ask(REQUEST, lambda delta: None))
+            await over.wait()
+    return reply
+
+
+@both_wires
+def test_a_server_that_pings_when_all_is_said_is_not_waited_for(wire: Wire) -> None:
+    said, ping = SAID[wire]
+    reply = asyncio.run(streamed(wire, chain(said, repeat(ping)), 0.05))
+    assert reply.parts == (Text("ab"),)
+
+
+def test_an_answer_whose_every_piece_is_called_the_last_is_heard_to_its_end() -> None:
+    # Together the pieces take longer than what is left of a whole answer may.
+    reply = asyncio.run(streamed("openai", repeat(FINISHED, 4), 0.4))
+    assert reply.parts == (Text("ab" * 4),)
 
 
 @both_wires

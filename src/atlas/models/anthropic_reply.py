@@ -114,14 +114,16 @@ class AnthropicReading:
         self._stop = ""
         self._said = _Usage()
 
-    def event(self, data: bytes) -> None:
-        """Takes one event of a stream."""
+    def event(self, data: bytes) -> bool:
+        """Takes one event of a stream; whether it held a piece of the answer."""
         event = _EVENT.decode(data)
         match event.type:
             case "content_block_delta" if event.delta is not None:
                 self._grow(event.index, event.delta)
+                return True
             case "content_block_start" if event.content_block is not None:
                 self._begin(event.index, event.content_block)
+                return True
             case "message_start" if event.message is not None:
                 self._model = event.message.model or self._model
                 self._count(event.message.usage)
@@ -137,6 +139,7 @@ class AnthropicReading:
                 raise stream_failure(self._name, complaint, self.used() if self._has_begun else None)
             case _:
                 pass  # pings, and kinds that a later version adds
+        return False
 
     def whole(self, data: bytes) -> None:
         """Takes an answer that came in one piece."""

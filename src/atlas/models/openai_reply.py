@@ -131,12 +131,12 @@ class OpenAIReading:
         self._finish = ""
         self._usage: Usage | None = None
 
-    def event(self, data: bytes) -> None:
-        """Takes one chunk of a stream."""
+    def event(self, data: bytes) -> bool:
+        """Takes one chunk of a stream; whether it held a piece of the answer."""
         if data == b"[DONE]":
             self.is_done = True
-            return
-        self._take(_ANSWER.decode(data))
+            return False
+        return self._take(_ANSWER.decode(data))
 
     def whole(self, data: bytes) -> None:
         """Takes an answer that came in one piece."""
@@ -172,7 +172,8 @@ class OpenAIReading:
         reply = Reply(tuple(parts), stop, self.used(), self._model)
         return reply if self._final is None else self._final.settled(reply)
 
-    def _take(self, answer: _Answer) -> None:
+    def _take(self, answer: _Answer) -> bool:
+        is_more = False
         if answer.error != _NOTHING:
             raise self._failure(answer.error)
         if answer.model:
@@ -185,18 +186,20 @@ class OpenAIReading:
             if choice.error != _NOTHING:
                 raise self._failure(choice.error)
             if choice.delta is not None:
-                self._hear(choice.delta)
+                is_more = self._hear(choice.delta) or is_more
                 for piece in choice.delta.tool_calls or ():
                     self._add(piece, self._known(piece))
             elif choice.message is not None:
-                self._hear(choice.message)
+                is_more = self._hear(choice.message) or is_more
                 for whole in choice.message.tool_calls or ():
                     self._add(whole, None)
             if choice.finish_reason:
                 self._finish = choice.finish_reason
                 self.is_whole = True
+        return is_more
 
-    def _hear(self, words: _Words) -> None:
+    def _hear(self, words: _Words) -> bool:
+        """Takes the words; whether there were any, or calls."""
         detailed = self._details.hear(words.reasoning_details) if words.reasoning_details else ""
         if thought := words.reasoning_content or words.reasoning or detailed:
             if words.reasoning and not words.reasoning_content:
@@ -210,6 +213,7 @@ class OpenAIReading:
         if words.refusal:
             self._refusal.append(words.refusal)
             self._say("text", words.refusal)
+        return bool(thought or content or words.refusal or words.tool_calls)
 
     def _say(self, kind: Literal["text", "thinking", "tool"], text: str) -> None:
         self._on_delta(Delta(kind, text, self._request.attempt, self._request.step))

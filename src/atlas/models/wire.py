@@ -36,8 +36,11 @@ class Reading(Protocol):
     is_done: bool  # the provider said that nothing follows
     is_whole: bool  # nothing of the answer is missing, whether or not something follows
 
-    def event(self, data: bytes) -> None:
-        """Takes one event of a stream; msgspec.DecodeError when it is not what the wire allows."""
+    def event(self, data: bytes) -> bool:
+        """Takes one event of a stream; whether it held a piece of the answer.
+
+        msgspec.DecodeError when it is not what the wire allows.
+        """
         ...
 
     def whole(self, data: bytes) -> None:
@@ -118,13 +121,13 @@ class _Stream:
             if self._size > REPLY_LIMIT:
                 used = self._reading.used()
                 raise ModelError("server", f"{self._target.name} sent more than {REPLY_LIMIT} bytes", usage=used)
-            events = self._events.feed(chunk)
-            self._context.run(self._read, events)
+            is_more = self._context.run(self._read, self._events.feed(chunk))
         except BaseException as error:  # noqa: BLE001 - raised again where the answer is waited for
             self._failure = error
             self.is_whole = False
             return True
-        if events and self._reading.is_whole:
+        # Servers end every piece as if it were the last, and others ping when all is said: only a piece gives them time.
+        if self._reading.is_whole and (is_more or not self.is_whole):
             self.is_whole = True
             self._expect_end()
         return self._reading.is_done
@@ -146,15 +149,17 @@ class _Stream:
         if self.limit is not None and not self.limit.expired():
             self.limit.reschedule(asyncio.get_running_loop().time() + END_S)
 
-    def _read(self, events: list[bytes]) -> None:
-        reading = self._reading
+    def _read(self, events: list[bytes]) -> bool:
+        """Reads events; whether any of them held a piece of the answer."""
+        reading, is_more = self._reading, False
         for data in events:
             if reading.is_done:
-                return  # what follows the end is no part of the answer, however the network cuts it
+                break  # what follows the end is no part of the answer, however the network cuts it
             try:
-                reading.event(data)
+                is_more = reading.event(data) or is_more
             except _UNREADABLE:
                 raise _unreadable(self._target, "an event", data, reading) from None
+        return is_more
 
 
 async def _whole(exchange: Exchange, reading: Reading, target: Target) -> None:
