@@ -63,10 +63,10 @@ class _Delta(msgspec.Struct, gc=False):
 
 
 class _Message(msgspec.Struct, gc=False):
-    model: str = ""
+    model: str | None = ""
     content: list[_Block] = msgspec.field(default_factory=list)
     stop_reason: str | None = None
-    usage: _Usage | None = None
+    usage: msgspec.Raw = _NOTHING
     error: msgspec.Raw = _NOTHING
 
 
@@ -76,7 +76,7 @@ class _Event(msgspec.Struct, gc=False):
     message: _Message | None = None
     content_block: _Block | None = None
     delta: _Delta | None = None
-    usage: _Usage | None = None
+    usage: msgspec.Raw = _NOTHING
     error: msgspec.Raw = _NOTHING
 
 
@@ -95,6 +95,7 @@ class _Draft:
 
 _EVENT = msgspec.json.Decoder(_Event)
 _MESSAGE = msgspec.json.Decoder(_Message)
+_USAGE = msgspec.json.Decoder(_Usage)
 
 
 class AnthropicReading:
@@ -181,9 +182,13 @@ class AnthropicReading:
     def _has_begun(self) -> bool:
         return self._said != _Usage() or bool(self._drafts)
 
-    def _count(self, usage: _Usage | None) -> None:
-        """Later counts replace earlier ones, as far as they say something."""
-        if usage is None:
+    def _count(self, said: msgspec.Raw) -> None:
+        """Later counts replace earlier ones, as far as they say something; those that make no sense say nothing."""
+        if said == _NOTHING:
+            return
+        try:
+            usage = _USAGE.decode(said)
+        except msgspec.DecodeError:
             return
         old = self._said
         self._said = _Usage(

@@ -321,6 +321,25 @@ def test_anthropics_cached_tokens_count_when_nothing_else_was_read(stream: bool,
     assert reading.reply().usage == Usage(5000, 7, 5000)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("said", [[], "none", {"input_tokens": "12"}, {"input_tokens": 10**30, "output_tokens": 1.5}])
+def test_anthropics_usage_that_makes_no_sense_costs_no_answer(stream: bool, said: Any) -> None:
+    message = {"model": None, "content": [{"type": "text", "text": "abcdef"}], "stop_reason": "end_turn", "usage": said}
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {"model": None, "content": [], "usage": said}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "abcdef"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": said},
+        {"type": "message_stop"},
+    ]
+    reading = AnthropicReading(REQUEST, lambda delta: None, "a")
+    if stream:
+        for event in events:
+            reading.event(json.dumps(event).encode())
+    else:
+        reading.whole(json.dumps(message).encode())
+    assert reading.reply() == Reply((Text("abcdef"),), "end", Usage(2, 2, is_estimated=True), "m")
+
+
 @pytest.mark.parametrize("said, usage", [((0, 0), (2, 10)), ((100, 0), (100, 10)), ((0, 7), (2, 10))])
 @pytest.mark.parametrize("stream", [True, False])
 def test_anthropics_imitators_that_count_nothing_are_not_believed(
