@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from atlas.kernel.contract import Budget, HookUse, ModelName, Name, Part, Seconds, Tiers, Tokens, Url, Usd
+from atlas.kernel.contract import Budget, HookUse, Name, Part, Seconds, Tiers, Tokens, Url, Usd
 from atlas.kernel.rule import PolicyPart
 
 SecretName = Annotated[
@@ -29,6 +29,15 @@ LedgerUrl = Annotated[
         max_length=2048,
         description="Where the ledger is, for example postgresql://host/database; left out, SQLite in the vault.",
         extra={"expected": "an address that starts with postgresql://", "sensitive": True},
+    ),
+]
+PricedName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^\s:]+:\S+$",
+        max_length=256,
+        description="provider:model, in full.",
+        extra={"expected": "a model in full, written provider:model"},
     ),
 ]
 TimeZone = Annotated[
@@ -72,7 +81,7 @@ class Models(Part, frozen=True):
 
     providers: dict[Name, Provider] = field(default_factory=dict)
     tiers: Tiers = Tiers()
-    prices: dict[ModelName, Price] = field(default_factory=dict)
+    prices: dict[PricedName, Price] = field(default_factory=dict)
 
 
 class Timeouts(Part, frozen=True):

@@ -168,6 +168,15 @@ def test_suggestions_are_valid_or_nothing() -> None:
         assert re.fullmatch(NAME_PATTERN, suggest_name(text))
 
 
+def test_a_price_is_that_of_a_provider_and_a_model() -> None:
+    price = {"input_usd_per_mtok": 1, "output_usd_per_mtok": 2}
+    for good in ("lab:small", "other:google:gemini", "lab:a/b:free"):
+        assert good in msgspec.convert({"models": {"prices": {good: price}}}, Config).models.prices
+    for bad in ("small", "lab:", ":small", "lab: small"):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({"models": {"prices": {bad: price}}}, Config)
+
+
 def test_a_model_is_a_tier_or_a_provider_and_a_model() -> None:
     for good in ("fast", "balanced", "powerful", "lab:small", "anthropic:claude-x/y"):
         assert contract(model={"preference": good}).model.preference == good
