@@ -112,7 +112,8 @@ def complaint(endpoint: Endpoint) -> ModelError | None:
     """What this installation or the configuration lacks before the provider can be asked; contacts nobody."""
     if endpoint.key_name and not endpoint.key:
         message = f"the key of {endpoint.name}, {endpoint.key_name}, has no value"
-        hint = f"Keep one with 'atlas secrets set {endpoint.key_name.removeprefix('secret:')}'."
+        name = endpoint.key_name.removeprefix("secret:")
+        hint = f"Set {name} in the environment, or in a vault keep one with 'atlas secrets set {name}'."
         return ModelError("auth", message, hint=hint)
     match endpoint.kind:
         case "scripted" if not endpoint.script:

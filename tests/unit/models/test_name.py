@@ -152,6 +152,8 @@ def test_a_configured_key_without_a_value_is_said_and_no_other_key_takes_its_pla
     assert endpoint.key == ""
     with pytest.raises(ModelError, match="secret:mine, has no value") as caught:
         build_model(endpoint, Http(), FakeClock(), Loads(), lambda path: pytest.fail("no script"))
+    # A program without a vault has nowhere to keep one.
+    assert "Set mine in the environment" in caught.value.hint
     assert "'atlas secrets set mine'" in caught.value.hint
     assert caught.value.kind == "auth"
 
