@@ -324,18 +324,23 @@ def _kept_for_s(connection: Connection) -> float:
     return KEEP_ALIVE_S if said is None else min(KEEP_ALIVE_S, int(said[1]) - _MARGIN_S)
 
 
+def origin_of(name: str, url: str) -> Origin:
+    """What a connection to an address goes to; ModelError when it leads nowhere. `name` is the provider's."""
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").encode("idna").decode(), parts.port
+    except ValueError:  # UnicodeError is one
+        raise _no_address(name) from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise _no_address(name)
+    is_tls = parts.scheme == "https"
+    return Origin(host, port or (443 if is_tls else 80), is_tls)
+
+
 def _request_to(target: Target) -> tuple[Origin, bytes]:
     """Where it is, and the head of a request up to the length of its body."""
-    try:
-        parts = urlsplit(target.url)
-        host, port = parts.hostname or "", parts.port
-        host = host.encode("idna").decode()
-    except ValueError:  # UnicodeError is one
-        raise _no_address(target.name) from None
-    if parts.scheme not in ("http", "https") or not host:
-        raise _no_address(target.name)
-    is_tls = parts.scheme == "https"
-    origin = Origin(host, port or (443 if is_tls else 80), is_tls)
+    origin, parts = origin_of(target.name, target.url), urlsplit(target.url)
+    host, port = origin.host, parts.port
     named = f"[{host}]" if ":" in host else host
     headers = {"Host": named if port is None else f"{named}:{port}", **target.headers}
     if (login := login_of(target.url)) and "Authorization" not in headers:

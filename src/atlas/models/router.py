@@ -36,7 +36,7 @@ from atlas.kernel.port import Clock
 from atlas.models.catalogue import Catalogue, Rate
 from atlas.models.estimate import estimate, is_plausible, tokens
 from atlas.models.gate import Gate, LeftAlone
-from atlas.models.http import PATIENCE, Http, Patience
+from atlas.models.http import PATIENCE, Http, Patience, origin_of
 from atlas.models.name import Names
 from atlas.models.price import Cost, Home, Prices
 from atlas.models.provider import Endpoint, build_model, endpoints
@@ -141,8 +141,11 @@ class Router:
 
     def lacking(self, provider: str) -> AtlasError | None:
         """What keeps a provider from being asked, as far as this machine can tell without contacting it."""
+        endpoint = self.endpoints[provider]
         try:
             self._model(provider)
+            if endpoint.kind in ("openai", "anthropic"):
+                origin_of(provider, endpoint.base_url)
         except AtlasError as error:
             return error
         return None

@@ -48,6 +48,7 @@ def test_what_is_missing_is_said_with_its_fix() -> None:
         "demo": Provider(kind="scripted", script="s.yaml"),
         "broken": Provider(kind="scripted", script="gone.yaml"),
         "mute": Provider(kind="scripted"),
+        "lost": Provider(kind="anthropic", base_url="http://127.0.0.1:99999"),
     }
     rows = {row.name: row for row in listed(Models(providers=providers), {"ANTHROPIC_API_KEY": "x"}).providers}
     assert {name: (row.is_ready, row.source) for name, row in rows.items()} == {
@@ -56,6 +57,7 @@ def test_what_is_missing_is_said_with_its_fix() -> None:
         "demo": (True, "config"),
         "broken": (False, "config"),
         "mute": (False, "config"),
+        "lost": (False, "config"),
         "anthropic": (True, "environment"),
         "openai": (False, "environment"),
         "local": (False, "local"),
@@ -64,6 +66,7 @@ def test_what_is_missing_is_said_with_its_fix() -> None:
     assert rows["local"].remark == "local, tiny"
     assert "lab_key" in rows["keyed"].fix
     assert rows["broken"].why_not == "there is no gone.yaml"
+    assert rows["lost"].why_not == "the address of lost is not valid"
     assert (rows["mute"].why_not, rows["mute"].fix) == (
         "mute names no script",
         "Write `script: FILE` for the provider.",
