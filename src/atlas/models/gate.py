@@ -96,6 +96,10 @@ class Gate:
                 return
             self._lane.release()  # it opened, or another one became the probe, while this one stood in line
 
+    def away_s(self) -> float:
+        """For how long the provider is being left alone; 0 when it may be asked."""
+        return self._breaker.away_s(asyncio.get_running_loop().time())
+
     def leave(self) -> None:
         """Gives the place back."""
         self._lane.release()

@@ -103,6 +103,18 @@ def test_what_passes_is_tried_again_and_then_left_to_the_next(kind: ModelErrorKi
     assert c.requests == []
 
 
+def test_nobody_waits_to_find_a_provider_left_alone_when_there_is_another() -> None:
+    a, b = Playing(failure("server", retry_after_s=50.0)), Playing("yes")
+    router = build(Retry(breaker_threshold=1, breaker_recovery_s=600.0), a=a, b=b)
+
+    async def main() -> Any:
+        async with asyncio.timeout(20):
+            return await router.ask("fast", REQUEST, lambda delta: None)
+
+    assert asyncio.run(main()).model == "b:m"
+    assert len(a.requests) == 1
+
+
 def test_a_provider_that_does_not_serve_us_is_left_at_once() -> None:
     a, b = Playing(failure("auth")), Playing("yes")
     assert ask(build(a=a, b=b)).model == "b:m"
