@@ -458,6 +458,29 @@ def test_an_error_that_nobody_reads_is_no_traceback(atlas: Command) -> None:
     assert (done.returncode, "error[not_found]" in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.parametrize("words", ["runs", "show @last", "run summarizer hello", "models list", "--help", "--version"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_the_disk_did_not_take_is_not_tried_again_at_the_end(
+    atlas: Command, words: str, unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    atlas("run", "summarizer", "hello")
+    monkeypatch.setitem(atlas.env, "PYTHONUNBUFFERED", unbuffered)
+    done = shell(atlas, f"{words} > /dev/full")
+    assert done.returncode == 5
+    assert "error[output_unwritable]" in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("words", ["--help", "runs --help", "--version", "runs"])
+def test_a_reader_who_leaves_is_no_failure(atlas: Command, words: str) -> None:
+    atlas("run", "summarizer", "hello")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([ATLAS, *words.split()], env=atlas.env, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def shell(atlas: Command, words: str) -> subprocess.CompletedProcess[str]:
     """The command with redirections, as a shell does them."""
     script = ["sh", "-c", f'exec "$0" {words}', str(ATLAS)]

@@ -65,6 +65,13 @@ class _Documented(click.Command):
         """-h and --help, on every command."""
         return ["-h", "--help"]
 
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """As click makes it, but what standard output does not take is told as everywhere."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _show_help
+        return option
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the examples as they are, one command per line."""
         if not self.examples:
@@ -101,6 +108,22 @@ def not_empty(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if value == "" and ctx.get_parameter_source(param.name or "") is not click.core.ParameterSource.DEFAULT:
         raise click.BadParameter("It is empty.", ctx, param)
     return value
+
+
+def print_line(text: str) -> None:
+    """One line on standard output, of what is printed before there is a terminal."""
+    try:
+        click.echo(text)
+    except OSError as error:
+        from atlas.cli.terminal import unwritten
+
+        raise unwritten(error) from error
+
+
+def _show_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        print_line(ctx.get_help())
+        ctx.exit()
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: object) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from atlas.cli.command import Group
+from atlas.cli.command import Group, print_line
 
 # Section -> command -> (function, short help). Reading this instead of the commands keeps `atlas --help` fast.
 SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
@@ -177,7 +177,7 @@ def root(ctx: click.Context, version: bool) -> None:
         from importlib.metadata import version as installed
 
         number = installed("atlas-agents")
-        click.echo(f'{{"version":"{number}"}}' if ctx.meta.get("atlas.json") else f"atlas {number}")
+        print_line(f'{{"version":"{number}"}}' if ctx.meta.get("atlas.json") else f"atlas {number}")
         ctx.exit(0)
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        print_line(ctx.get_help())

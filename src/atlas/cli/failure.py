@@ -17,7 +17,7 @@ import msgspec
 from atlas.cli.interrupt import INTERRUPTED as INTERRUPTED
 from atlas.cli.interrupt import interrupted
 from atlas.cli.program import Program
-from atlas.cli.terminal import ReaderGone, wants_color
+from atlas.cli.terminal import UNWRITABLE, ReaderGone, wants_color
 from atlas.cli.text import clean, is_unicode, json_text
 from atlas.kernel.errors import AtlasError, ErrorRecord, Fault, Invalid, Problem
 from atlas.kernel.run import RunState
@@ -66,10 +66,13 @@ def explain(error: BaseException, words: Sequence[str], program: Program | None)
         _silence()
         return DONE
     told = _translate(cause, words, program)
+    is_heard = told.reason != UNWRITABLE
+    if not is_heard:
+        _silence()
     with suppress(OSError):  # nobody hears it: the exit code has to do
         if "--debug" in words:
             click.echo("".join(traceback.format_exception(cause)), err=True, nl=False)
-        if "--json" not in words or not _say_json(told):
+        if "--json" not in words or not is_heard or not _say_json(told):
             for line in error_lines(told):
                 click.echo(line, err=True, color=color)
     # What is described and not built is refused: nothing is wrong with the request, and trying again will not help.

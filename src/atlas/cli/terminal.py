@@ -31,10 +31,22 @@ R = TypeVar("R")
 PIPE_WIDTH = 200
 MIN_WIDTH = 40
 TABLE_WIDTH = 78
+UNWRITABLE = "output_unwritable"
 
 
 class ReaderGone(Exception):
     """Whoever read standard output has left (`atlas runs | head`), as is their right."""
+
+
+def unwritten(error: OSError) -> ReaderGone | Unavailable:
+    """What to raise for what standard output did not take."""
+    if isinstance(error, BrokenPipeError):
+        return ReaderGone()
+    return Unavailable(
+        f"standard output cannot be written: {error.strerror}",
+        hint="Check the file or disk it goes to. What was recorded stays: see 'atlas runs'.",
+        code=UNWRITABLE,
+    )
 
 
 class Terminal:
@@ -84,14 +96,8 @@ class Terminal:
     def _write(self, text: str, *, is_line: bool, color: bool | None) -> None:
         try:
             click.echo(text, nl=is_line, color=color)
-        except BrokenPipeError as error:
-            raise ReaderGone from error
         except OSError as error:
-            raise Unavailable(
-                f"standard output cannot be written: {error.strerror}",
-                hint="Check the file or disk it goes to. What was recorded stays: see 'atlas runs'.",
-                code="output_unwritable",
-            ) from error
+            raise unwritten(error) from error
 
     def note(self, text: str = "") -> None:
         """One line about the result, on standard error; nobody has to read it."""
@@ -140,8 +146,11 @@ class Terminal:
         On a narrow terminal its lines go on in the next one: columns that are squeezed or cut off tell nothing.
         """
         console.width = max(console.width, TABLE_WIDTH)
-        with console.capture() as capture:
-            console.print(table)
+        try:
+            with console.capture() as capture:
+                console.print(table)
+        except OSError as error:  # what is captured is not written, but the empty text that takes its place is
+            raise unwritten(error) from error
         for line in capture.get().splitlines():
             self.say(line.rstrip())
 
