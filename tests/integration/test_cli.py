@@ -435,6 +435,14 @@ def test_who_reads_a_closed_standard_input_says_so(atlas: Command, words: str) -
     assert (done.returncode, "error[stdin_closed]" in done.stderr) == (2, True), done.stderr
 
 
+def test_a_request_names_the_model_that_answered_it(atlas: Command) -> None:
+    atlas("run", "advisor", "hello")
+    lines = atlas("show", "@last", "--request", "2").stdout.splitlines()
+    assert lines[0].endswith(", to balanced")
+    assert lines[1] == "answered by demo:script (scripted)"
+    assert atlas.json("show", "@last", "--request", "1")["answered_by"] == "demo:script (scripted)"
+
+
 def test_closed_standard_streams_spoil_nothing(atlas: Command) -> None:
     assert shell(atlas, "run summarizer hello >&-").returncode == 0
     assert shell(atlas, "run summarizer hello <&- >&- 2>&-").returncode == 0

@@ -28,6 +28,7 @@ from atlas.control.history import bodies
 from atlas.control.payload import unpack
 from atlas.control.trace import EffectTrace, effects_of, timestamp
 from atlas.kernel.budget import usd
+from atlas.kernel.context import Built
 from atlas.kernel.errors import ErrorRecord
 from atlas.kernel.event import Critical, Event, InputFile, Logged, OutputCaptured, RunCreated, RunEnded
 from atlas.kernel.hold import Pool
@@ -64,6 +65,12 @@ class Detail(msgspec.Struct, frozen=True):
     events: tuple[EventShape, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
+class Seen(Built, frozen=True):
+    """A request with the model that answered it; "" while none has."""
+
+    answered_by: str = ""
+
+
 @command(
     "show",
     examples="""
@@ -95,10 +102,15 @@ async def _show_request(terminal: Terminal, word: str, step: int) -> int:
     async with terminal.open() as host:
         row = await host.find_run(word)
         built = await host.request(row.run_id, step)
+        effects = effects_of(bodies(await host.ledger.events(row.run_id)))
+    # A tier says little: what the model that answered cannot take was not put before it, and its label says so.
+    answered_by = next((effect.model for effect in effects if effect.effect == f"model:{step}"), "")
     if terminal.is_json:
-        terminal.emit(built)
+        terminal.emit(Seen(**msgspec.structs.asdict(built), answered_by=answered_by))
         return DONE
     terminal.say(f"step {step} of {short(row.run_id)}: {built.tokens} tokens by estimate, to {built.request.model}")
+    if answered_by:
+        terminal.say(f"answered by {clean(answered_by)}")
     for choice in built.choices:
         terminal.say(f"  {choice.tokens:>6}  {choice.grade:<8}  {choice.block}")
     for tool in built.request.tools:
