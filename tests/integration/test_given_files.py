@@ -129,6 +129,12 @@ def test_the_messages_wire_carries_pictures_pdfs_and_text(
     ]
 
 
+@pytest.mark.parametrize("single", ["picture.png", Path("picture.png"), PNG], ids=["text", "path", "bytes"])
+def test_a_single_file_that_is_not_in_a_list_is_told_as_that(environ: dict[str, str], single: Any) -> None:
+    with Atlas.ephemeral(environ=environ) as atlas, pytest.raises(Invalid, match="files is a list of paths or bytes"):
+        atlas.run(looker("openai:m1"), "What is this?", files=single)
+
+
 def test_what_is_wrong_with_a_file_is_said_before_there_is_a_run(environ: dict[str, str], tmp_path: Path) -> None:
     agent = looker("openai:m1")
     with Atlas.ephemeral(environ=environ) as atlas:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from atlas.kernel.errors import Invalid, NotFound
 from atlas.kernel.media import MAX_BYTES
@@ -11,6 +11,10 @@ from atlas.kernel.media import MAX_BYTES
 
 def read_given(files: Iterable[str | Path | bytes]) -> list[tuple[str, bytes]]:
     """Each file's name and bytes; a path is read, bytes are taken as they are and have no name."""
+    if isinstance(files, str | bytes | PurePath):
+        raise Invalid(
+            "files is a list of paths or bytes", hint="Put a single one into a list.", code="files_not_a_list"
+        )
     return [("", one) if isinstance(one, bytes) else (Path(one).name, _read(Path(one))) for one in files]
 
 
