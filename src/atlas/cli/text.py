@@ -98,9 +98,11 @@ def local_time(time_us: int) -> str:
 
 
 def money(usd: float) -> str:
-    """An amount of dollars; small ones keep four decimals."""
+    """An amount of dollars; small ones keep four decimals, and what these cannot show all six that are counted."""
     if not usd:
         return "$0"
+    if usd < 0.00005:
+        return f"${usd:.6f}"
     return f"${usd:,.2f}" if usd >= 100 else f"${usd:.4f}"
 
 

@@ -28,6 +28,7 @@ def test_durations_are_short_and_never_round_up_into_a_wrong_unit(time_us: int, 
 
 
 def test_money_keeps_small_amounts_visible() -> None:
+    assert [money(0.000022), money(0.00005)] == ["$0.000022", "$0.0001"]
     assert [money(0), money(0.0043), money(12.5), money(1234.5)] == ["$0", "$0.0043", "$12.5000", "$1,234.50"]
 
 
