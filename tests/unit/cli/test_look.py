@@ -117,6 +117,24 @@ def test_without_all_spawned_runs_are_left_out(atlas: Any, host: Any) -> None:
     assert host.asked[0][1].roots_only is True
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", "@last", "--request", "1", "--events"),
+        ("show", "@last", "--request", "1", "--follow"),
+        ("show", "@last", "--events", "--follow"),
+        ("costs", "@last", "--by", "model"),
+        ("costs", "@last", "--since", "7d"),
+        ("costs", "@last", "--limit", "5"),
+    ],
+)
+def test_options_that_would_not_be_heard_are_refused(atlas: Any, host: Any, words: tuple[str, ...]) -> None:
+    fill(host)
+    result = atlas(*words)
+    assert (result.exit_code, "error[usage]" in result.stderr) == (2, True)
+    assert host.asked == []
+
+
 def test_show_prints_every_part_of_a_run(atlas: Any, host: Any) -> None:
     fill(host)
     text = atlas("show", "@last", "--events").stdout

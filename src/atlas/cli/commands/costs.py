@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from atlas.cli.command import command, not_empty
 from atlas.cli.terminal import Terminal, pass_terminal
@@ -66,6 +67,11 @@ def costs(terminal: Terminal, run: str, by: By, since: str, limit: int, is_csv: 
     """
     if is_csv and terminal.is_json:
         raise click.UsageError("Give --json or --csv, not both.")
+    context = click.get_current_context()
+    if run and any(
+        context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in ("by", "since", "limit")
+    ):
+        raise click.UsageError("--by, --since and --limit do not go with a RUN.")
     return terminal.run(_tree(terminal, run, is_csv) if run else _costs(terminal, by, since, limit, is_csv))
 
 

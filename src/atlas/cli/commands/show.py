@@ -93,6 +93,8 @@ def show(terminal: Terminal, run: str, events: bool, request: int | None, follow
     RUN is an id, the beginning of one, or @last for the newest. The state 'lost' means that the process that had the run
     is silent and its lease has lapsed; the next driver continues it.
     """
+    if (request is not None) + events + follow > 1:
+        raise click.UsageError("Give one of --events, --request and --follow.")
     if request is not None:
         return terminal.run(_show_request(terminal, run, request))
     return terminal.run(_follow(terminal, run) if follow else _show(terminal, run, events))
