@@ -195,6 +195,21 @@ def test_an_answer_that_cannot_be_written_is_kept(provider: ProviderProcess, tmp
     assert [(one["state"], one["tokens"]["out"]) for one in runs(vault)] == [("succeeded", 15)]
 
 
+def test_in_a_log_of_both_streams_what_is_said_about_an_answer_has_a_line_of_its_own(
+    provider: ProviderProcess, tmp_path: Path
+) -> None:
+    provider.plan(SPOKEN)
+    vault = make_vault(tmp_path, "openai", provider.url)
+    contract = vault / "agents" / "advisor" / "agent.yaml"
+    hooks = "hooks: [{test_oracle: {command: exit 1, rounds: 1}}]"
+    contract.write_text(contract.read_text().replace("runtime: prompt", f"runtime: prompt, {hooks}"))
+    words = command(vault, "run", "advisor", "hello")
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    assert done.returncode == 5
+    assert [line for line in done.stdout.splitlines() if line.startswith("  test_oracle: ")], done.stdout
+    assert "" not in done.stdout.splitlines()
+
+
 def test_an_output_that_lacks_letters_shows_others_in_their_place(provider: ProviderProcess, tmp_path: Path) -> None:
     provider.plan(Act(text="a café, 咖啡", usage=ActUsage(120, 15)))
     vault = make_vault(tmp_path, "openai", provider.url)

@@ -39,8 +39,8 @@ class Stream:
         self.is_mid_line = self.is_mid_line or (self._has_begun and self._terminal.is_screen)
 
     def break_line(self) -> None:
-        """Gives what comes between two pieces a line of its own on a terminal; the answer itself stays as it is."""
-        if self.is_mid_line and self._terminal.is_screen:
+        """Gives what comes between two pieces a line of its own where both are read; the answer itself stays as it is."""
+        if self.is_mid_line and self._terminal.is_mixed:
             self._terminal.note()
             self.is_mid_line = False
 

@@ -6,12 +6,13 @@ person looks: on a terminal, unless NO_COLOR is set.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TextIO, TypeVar
 
 import click
 
@@ -61,6 +62,12 @@ class Terminal:
         self.is_unicode = is_unicode(sys.stdout)
         self.is_screen = sys.stdout.isatty()
         """Whether a person looks at standard output, so that its width matters."""
+        self._is_one_file = _is_same_file(sys.stdout, sys.stderr)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether what is said about a result comes between its lines: on a terminal, or in a log of both streams."""
+        return self.is_screen or self._is_one_file
 
     def open(self) -> AbstractAsyncContextManager[Host]:
         """The use cases over the chosen vault."""
@@ -160,6 +167,13 @@ class Terminal:
         import shutil
 
         return max(MIN_WIDTH, shutil.get_terminal_size((80, 24)).columns)
+
+
+def _is_same_file(one: TextIO, other: TextIO) -> bool:
+    try:
+        return os.path.sameopenfile(one.fileno(), other.fileno())
+    except (OSError, ValueError):  # no file at all, as where a program runs a command inside itself
+        return False
 
 
 def wants_color(environ: Mapping[str, str]) -> bool:
