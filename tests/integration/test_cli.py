@@ -435,6 +435,13 @@ def test_who_reads_a_closed_standard_input_says_so(atlas: Command, words: str) -
     assert (done.returncode, "error[stdin_closed]" in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.parametrize("text", ["models: [", "time_zone: Europe/Berln", "modells: {}"])
+def test_the_doctor_does_not_take_a_broken_configuration_for_a_broken_ledger(atlas: Command, text: str) -> None:
+    (atlas.vault / "atlas.config.yaml").write_text(text)
+    checks = {check["name"]: check["status"] for check in atlas.json("doctor", code=5)["checks"]}
+    assert (checks.get("config"), checks.get("ledger")) == ("fail", None)
+
+
 def test_a_request_names_the_model_that_answered_it(atlas: Command) -> None:
     atlas("run", "advisor", "hello")
     lines = atlas("show", "@last", "--request", "2").stdout.splitlines()

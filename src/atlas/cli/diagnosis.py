@@ -61,7 +61,8 @@ async def diagnose(program: Program, vault: str | None) -> list[Check]:
             async with program.open(vault) as host:
                 checks += [each async for each in _host(host, program, path)]
         except AtlasError as error:
-            checks.append(_failed("ledger", error))
+            # What is not valid here is atlas.config.yaml: nothing else that a person writes is read to open the vault.
+            checks.append(_failed("config" if isinstance(error, Invalid) else "ledger", error))
         except OSError as error:
             checks.append(Check("ledger", "fail", f"cannot be opened: {error}", f"Make {path} writable for this user."))
     return [*checks, await _worker(program)]
