@@ -7,9 +7,12 @@ Interrupts     the first Ctrl-C finishes the record, the second stops at once
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -34,7 +37,7 @@ FIRST_PRESS = "finishing the record; again to stop at once"
 
 
 class Interrupts:
-    """Ctrl-C, or a request to terminate, counted."""
+    """Ctrl-C, or a request to terminate, counted; a terminal that is closed asks once, however often it says so."""
 
     def __init__(self, host: Host, say: Callable[[str], None]) -> None:
         self.presses = 0
@@ -46,13 +49,27 @@ class Interrupts:
     def heard(self) -> Iterator[None]:
         """Takes the signals while the block runs."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.press)
+        signals = {signal.SIGINT: self.press, signal.SIGTERM: self.press}
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup: then the run goes on
+            signals[signal.SIGHUP] = partial(
+                self.hang_up, [one.fileno() for one in (sys.stdout, sys.stderr) if one.isatty()]
+            )
+        for number, heard in signals.items():
+            loop.add_signal_handler(number, heard)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in signals:
                 loop.remove_signal_handler(number)
+
+    def hang_up(self, screens: Sequence[int]) -> None:
+        """Asks to finish, once: the kernel and the shell both tell of a closed terminal. What is still said is lost."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for screen in screens:
+            os.dup2(nowhere, screen)
+        os.close(nowhere)
+        if not self.presses:
+            self.press()
 
     def press(self) -> None:
         """The first asks to finish, every later one to stop now."""
