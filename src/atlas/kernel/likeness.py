@@ -16,7 +16,8 @@ from atlas.kernel.model import is_too_deep
 
 LINES: Final = 128
 _PATH: Final = re.compile(r"[/\\]|^[\w.-]+\.\w{1,8}$")
-_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,3})?")
+_NUMBER: Final = re.compile(r"0|-?[1-9]\d{0,17}")
+"""A text that can be nothing but a number. A longer one is a name, and so is one with a dot: version 1.10 is not 1.1."""
 _SPACE: Final = re.compile(r"\s+")
 _PASSING: Final = re.compile(
     r"0x[0-9a-f]+"
@@ -146,8 +147,7 @@ def _plain(value: Any) -> Any:
 def _plain_text(text: str) -> Any:
     flat = _SPACE.sub(" ", text).strip()
     if _NUMBER.fullmatch(flat):
-        number = float(flat)
-        return int(number) if number.is_integer() else number
+        return int(flat)
     if not _PATH.search(flat) or " " in flat:
         return flat
     parts: list[str] = []

@@ -133,6 +133,10 @@ def test_cosmetic_changes_are_the_same_call(spellings: list[str]) -> None:
         ('{"a": true}', '{"a": 1}'),
         ('{"a": [1, 2]}', '{"a": [2, 1]}'),
         ('{"a": 1', '{"a": 2'),
+        ('{"version": "1.1"}', '{"version": "1.10"}'),
+        ('{"id": "1234567890123456789"}', '{"id": "1234567890123456790"}'),
+        ('{"id": 1234567890123456789}', '{"id": 1234567890123456790}'),
+        ('{"code": "007"}', '{"code": "7"}'),
     ],
 )
 def test_changes_of_substance_are_another_call(one: str, other: str) -> None:
