@@ -128,7 +128,9 @@ def install(site: Path) -> Path:
     info = site / "acme_gate-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-gate\nVersion: 1.0\n")
+    (site / "acme_exit.py").write_text("raise SystemExit('no licence')\n")
     (info / "entry_points.txt").write_text(
         "[atlas.hooks]\nacme_gate = acme_gate:Gate\nacme_number = acme_gate:not_a_hook\nacme_gone = acme_nowhere:Hook\n"
+        "acme_exit = acme_exit:Hook\n"
     )
     return site

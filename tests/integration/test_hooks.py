@@ -454,6 +454,7 @@ def test_decisions_hold_when_the_hook_is_no_longer_configured(vault_dir: Path, g
         ({"use": "acme_gate", "options": {"log": None}}, "hook_options", "SystemExit: 3"),
         ({"use": "acme_number"}, "hook_broken", "is no hook"),
         ({"use": "acme_gone"}, "hook_broken", "acme_nowhere"),
+        ({"use": "acme_exit"}, "hook_broken", "SystemExit: no licence"),
         ({"definition_of_done": {"round": 1}}, "unknown_key", "did you mean rounds?"),
         ({"test_oracle": {}}, "missing_key", "command"),
         ({"token_ceiling": {"limit": 0}}, "out_of_range", "at least 1"),

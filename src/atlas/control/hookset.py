@@ -125,7 +125,7 @@ def _taken_by(hook: type[Hook]) -> str:
 def _loaded(load: Callable[[], Any], name: str, where: str) -> type[Hook]:
     try:
         found = load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"hook {name} cannot be loaded: {type(error).__name__}: {error}"
         raise Invalid(message, hint="Repair or reinstall its package.", where=where, code="hook_broken") from error
     if not (isinstance(found, type) and issubclass(found, Hook)):
