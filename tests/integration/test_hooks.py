@@ -683,6 +683,7 @@ def test_a_model_is_the_critic(vault_dir: Path, verdict: str, decision: str, sta
         if decision == "nudge":
             after = next(request for request in asker.requests if request.step == 6 and request.tools)
             assert fact.text in heard(after)
+            assert "nothing new came of it" not in fact.text  # each of its calls wrote something else
         if "{" in verdict:  # what the critic costs is what the run costs
             assert (await host.report(run_id)).tokens.tokens_in == 100 * len(asker.requests)
         await assert_reproducible(host, asker, run_id)

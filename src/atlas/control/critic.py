@@ -84,6 +84,7 @@ class CriticDesk:
 
     async def _opinion(self, effect: str, turn: Turn, seen: GuardState) -> Verdict:
         took = f"{self._active_us() / 1_000_000:.0f} s"
+        plain = nudge(took, is_idle=seen.progress == self._watch.progress)
         args = msgspec.json.encode(
             {
                 "model": self._use,
@@ -98,8 +99,8 @@ class CriticDesk:
         except Cancelled:
             raise
         except (AtlasError, msgspec.ValidationError):
-            return Verdict("nudge", nudge(took))
-        return Verdict(found.verdict, one_line(found.message, _WORDS) or nudge(took))
+            return Verdict("nudge", plain)
+        return Verdict(found.verdict, one_line(found.message, _WORDS) or plain)
 
 
 def _question(turn: Turn, seen: GuardState, took: str) -> str:

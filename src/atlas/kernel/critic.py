@@ -34,14 +34,15 @@ def ruled(watch: Watch, progress: int, active_us: int) -> Verdict:
     if progress > watch.progress:
         return Verdict("extend")
     if not watch.is_nudged:
-        return Verdict("nudge", nudge(took))
+        return Verdict("nudge", nudge(took, is_idle=True))
     return Verdict("stop", f"after {took} and a nudge nothing moved any more")
 
 
-def nudge(took: str) -> str:
-    """What a model is told that takes too long."""
+def nudge(took: str, *, is_idle: bool) -> str:
+    """What a model is told that takes too long; `is_idle`: for a while its calls brought nothing."""
+    idle = ", and nothing new came of it lately" if is_idle else ""
     return (
-        f"This has taken {took} now, and nothing new came of it lately. Finish what is nearly done, or take another way; "
+        f"This has taken {took} now{idle}. Finish what is nearly done, or take another way; "
         "then answer with what you have, and say what is missing."
     )
 
