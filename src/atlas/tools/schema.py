@@ -34,12 +34,18 @@ class Signature(msgspec.Struct, frozen=True):
         """The arguments that are given, each of the type its parameter asks for; Invalid when they do not fit."""
         try:
             value = msgspec.json.decode(args or b"{}")
-            # Not strict, because for JSON Schema 1.0 is a whole number. The schema has kept out all else.
-            read = msgspec.convert(value, self.reader, strict=False)
+            read = self._converted(value)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Invalid(f"the arguments do not fit: {error}", code="tool_arguments") from error
         names = self.reader.__struct_fields__
         return {name: given for name in names if (given := getattr(read, name)) is not msgspec.UNSET}
+
+    def _converted(self, value: Any) -> Any:
+        try:
+            return msgspec.convert(value, self.reader, str_keys=True)
+        except msgspec.ValidationError:
+            # For JSON Schema 1.0 is a whole number. Second, because this would take the text "null" for None, too.
+            return msgspec.convert(value, self.reader, strict=False)
 
 
 def signature_of(

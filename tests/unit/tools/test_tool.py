@@ -159,6 +159,17 @@ def test_schema_is_sound_and_what_it_admits_is_read_into_the_types_asked_for() -
         made(everything).arguments(msgspec.json.encode({**value, "more": 1}))
 
 
+def test_a_text_that_could_be_read_as_something_else_stays_the_text_it_is() -> None:
+    @tool
+    def switch(
+        to: Literal["null", "on"] | None, mode: Literal["true", "auto"] | bool, size: Literal["1"] | int
+    ) -> None:
+        """Switches."""
+
+    given = {"to": "null", "mode": "true", "size": "1"}
+    assert made(switch).arguments(msgspec.json.encode(given)) == given
+
+
 def test_function_stays_a_function() -> None:
     @tool
     def bare(x: int) -> int:
