@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 for _part in ("rig", "call", "stop"):
     pytest.register_assert_rewrite(f"atlas.testing.tool_host_{_part}")
 
-from atlas.engine.tool_host import WorkerToolHost  # noqa: E402 - after the asserts are made to explain themselves
+from atlas import Done, tool  # noqa: E402 - after the asserts are made to explain themselves
+from atlas.engine.tool_host import WorkerToolHost  # noqa: E402
 from atlas.engine.tool_inline import InlineToolHost  # noqa: E402
 from atlas.kernel.port import ToolHost  # noqa: E402
 from atlas.kernel.tool import TOOL_ATTRIBUTE  # noqa: E402
@@ -61,3 +63,44 @@ def test_workers(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", cases(can_kill=False), ids=lambda case: case.name)
 def test_inline(case: Case, tmp_path: Path) -> None:
     asyncio.run(case.check(InlineRig(tmp_path)))
+
+
+def test_a_thread_that_goes_on_may_do_it_yet_whatever_the_probe_says() -> None:
+    release = threading.Event()
+
+    def nothing_yet() -> Done | None:
+        return None
+
+    @tool(timeout_s=0.05, probe=nothing_yet)
+    def slow() -> str:
+        release.wait(60)
+        return "done"
+
+    async def work() -> None:
+        host = InlineToolHost({"agent": [slow]})
+        late = await host.call("agent", "slow", b"{}", "k1")
+        assert (late.is_error, late.in_doubt) == (True, True)
+        await host.drain()
+
+    try:
+        asyncio.run(work())
+    finally:
+        release.set()
+
+
+def test_a_probe_that_does_not_come_back_cannot_tell() -> None:
+    async def hang() -> Done | None:
+        await asyncio.sleep(60)
+        return None
+
+    @tool(timeout_s=0.05, probe=hang)
+    async def send() -> str:
+        return "sent"
+
+    async def work() -> None:
+        host = InlineToolHost({"agent": [send]})
+        found = await host.probe("agent", "send", b"{}", "k1")
+        assert (found.found, found.message) == ("unknown", "the probe did not finish within 0.05 s")
+        await host.drain()
+
+    asyncio.run(work())

@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
+from msgspec.structs import replace
 
 from atlas.engine.failure import clean, describe, record_of
 from atlas.kernel.batch import EVERYTHING
@@ -18,6 +19,7 @@ from atlas.kernel.redact import Redactor
 from atlas.kernel.tool import EFFECT_KEY, NO_RESULT, SECRETS, LoadedTool, ToolFinding, ToolOutcome
 
 RESULT_LIMIT: Final = 4 * 1024 * 1024
+IN_DOUBT: Final = "\nNobody knows how far it got: look before doing it again."
 
 _Kept: TypeAlias = tuple[Any, BaseException | None]
 InThread: TypeAlias = Callable[[Callable[[], _Kept]], Awaitable[_Kept]]
@@ -90,6 +92,17 @@ async def find_out(
             raise
         # A probe is a tool's code; when it fails it cannot tell.
         return ToolFinding("unknown", message=describe(error))
+
+
+def examined(outcome: ToolOutcome, found: ToolFinding, *, is_over: bool = True) -> ToolOutcome:
+    """What a call came to that was lost, as its probe says; one that is not over may happen yet."""
+    match found.found:
+        case "done":
+            return replace(outcome, text=found.text, is_error=False, in_doubt=False)
+        case "not_done" if is_over:
+            return replace(outcome, text=outcome.text.replace(IN_DOUBT, "\nIt did not happen."), in_doubt=False)
+        case _:
+            return outcome
 
 
 async def resources_of(tool: LoadedTool, args: bytes, in_thread: InThread = asyncio.to_thread) -> tuple[str, ...]:

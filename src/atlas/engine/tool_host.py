@@ -18,6 +18,7 @@ from typing import Final, Self
 import msgspec
 
 from atlas.engine.launch import launch
+from atlas.engine.tool_call import IN_DOUBT, examined
 from atlas.engine.tool_process import Ending, Late, Lost, ToolProcess
 from atlas.engine.tool_server import THREADS
 from atlas.engine.tool_wire import (
@@ -35,7 +36,6 @@ from atlas.kernel.errors import ErrorRecord, Invalid, NotFound, Unavailable
 from atlas.kernel.tool import ToolDefinition, ToolFinding, ToolOutcome
 
 _ASK_TIMEOUT_S: Final = 5.0
-_IN_DOUBT: Final = "\nNobody knows how far it got: look before doing it again."
 _DRAINED: Final = ErrorRecord("tools_drained", "the tool's process was ended because Atlas is stopping")
 
 
@@ -113,7 +113,7 @@ class WorkerToolHost:
             return outcome
         # Nothing of the call runs any more, so what the probe finds stays so.
         try:
-            return _examined(outcome, await self.probe(folder, name, args, effect_key, secrets))
+            return examined(outcome, await self.probe(folder, name, args, effect_key, secrets))
         except Unavailable:
             return outcome
 
@@ -287,20 +287,8 @@ def _outcome(definition: ToolDefinition, ending: Ending | Late, duration_us: int
         text = f"{definition.name} was stopped."
     in_doubt = not definition.is_repeatable
     if in_doubt:
-        text += _IN_DOUBT
+        text += IN_DOUBT
     return ToolOutcome(_with_output(text, printed), True, duration_us, in_doubt)
-
-
-def _examined(outcome: ToolOutcome, found: ToolFinding) -> ToolOutcome:
-    """What a call came to that was lost, as its probe says."""
-    match found.found:
-        case "done":
-            return msgspec.structs.replace(outcome, text=found.text, is_error=False, in_doubt=False)
-        case "not_done":
-            text = outcome.text.replace(_IN_DOUBT, "\nIt did not happen.")
-            return msgspec.structs.replace(outcome, text=text, in_doubt=False)
-        case _:
-            return outcome
 
 
 def _with_output(text: str, printed: str) -> str:

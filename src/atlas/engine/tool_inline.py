@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from atlas.engine.thread import Threads
-from atlas.engine.tool_call import find_out, perform, resources_of
+from atlas.engine.tool_call import IN_DOUBT, examined, find_out, is_stoppable, perform, resources_of
 from atlas.kernel.errors import Invalid, NotFound
 from atlas.kernel.port import ToolHost
 from atlas.kernel.tool import TOOL_ATTRIBUTE, LoadedTool, ToolDefinition, ToolFinding, ToolOutcome
@@ -78,7 +78,13 @@ class InlineToolHost:
             return work.result()
         text = f"{name} did not finish within {definition.timeout_s:g} s." if is_late else f"{name} was stopped."
         in_doubt = not definition.is_repeatable
-        return ToolOutcome(text, True, (time.perf_counter_ns() - began) // 1000, in_doubt)
+        if in_doubt:
+            text += IN_DOUBT
+        outcome = ToolOutcome(text, True, (time.perf_counter_ns() - began) // 1000, in_doubt)
+        if not (in_doubt and is_late and definition.has_probe):
+            return outcome
+        found = await self.probe(folder, name, args, effect_key, secrets)
+        return examined(outcome, found, is_over=work.done() and is_stoppable(tool))
 
     async def probe(
         self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
@@ -86,7 +92,13 @@ class InlineToolHost:
         """Finds out whether a call that may have happened did."""
         if (other := self._other(folder)) is not None:
             return await other.probe(folder, name, args, effect_key, secrets)
-        return await find_out(self._tool(folder, name), args, effect_key, secrets, self._threads.run)
+        tool = self._tool(folder, name)
+        try:
+            async with asyncio.timeout(tool.definition.timeout_s):
+                return await find_out(tool, args, effect_key, secrets, self._threads.run)
+        except TimeoutError:
+            message = f"the probe did not finish within {tool.definition.timeout_s:g} s"
+            return ToolFinding("unknown", message=message)
 
     async def drain(self) -> None:
         """Stops every coroutine; threads end when what runs in them returns. `elsewhere` stops what it runs."""

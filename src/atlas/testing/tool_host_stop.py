@@ -24,6 +24,15 @@ async def a_late_call_that_must_not_be_repeated_is_in_doubt(scene: Scene) -> Non
 
 
 @case
+async def a_late_call_that_can_be_looked_up_is_not_in_doubt(scene: Scene) -> None:
+    happened = await scene.call("late_written", "k1", path=scene.path, is_late=True)
+    assert (happened.text, happened.is_error, happened.in_doubt) == ("written", False, False)
+    failed = await scene.call("late_written", "k2", path=scene.path, is_late=False)
+    assert (failed.is_error, failed.in_doubt) == (True, False)
+    assert "It did not happen" in failed.text
+
+
+@case
 async def when_cancelling_is_over_nothing_of_the_call_runs(scene: Scene) -> None:
     await _cancel(scene, "tick_on")
     await scene.assert_stopped()

@@ -212,6 +212,15 @@ def die_written(path: str, is_late: bool, effect_key: str) -> str:
     os._exit(1)
 
 
+@tool(timeout_s=0.3, probe=is_written_at_last)
+async def late_written(path: str, is_late: bool, effect_key: str) -> str:
+    """Is late before or after it did something that can be looked up."""
+    if is_late:
+        _append(path, f"{effect_key}\n")
+    await asyncio.sleep(60)
+    return "written"
+
+
 async def _tick(path: str) -> str:
     while True:
         _append(path, ".")
