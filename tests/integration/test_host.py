@@ -282,6 +282,8 @@ def test_an_abandoned_effect_ends_the_run(vault_dir: Path, log: str) -> None:
         assert await host.drive(run_id) == "failed"
         assert await error_code(host, run_id) == "effect_abandoned"
         assert await host.inbox() == []
+        replayed = await host.replay(run_id)
+        assert (replayed.identical, replayed.code) == (True, "skipped: the run ended with effect_abandoned")
 
     in_host(vault_dir, work)
 
@@ -479,6 +481,37 @@ def test_what_there_was_no_place_for_is_taken_when_one_is_given_back() -> None:
                 await host.submit("worker", {})
             host.start_driving()
             await all_begun.wait()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["effect.intended", "effect.asked"])
+def test_code_that_ends_while_a_call_of_its_own_is_open_replays(vault_dir: Path, kind: str) -> None:
+    class Hasty(AgentBase):
+        """Does not wait for its other call."""
+
+        contract = {"name": "hasty", "version": "1.0.0", "description": "does not wait"}
+
+        async def execute(self, input: Any, context: Any) -> Any:
+            other = (
+                context.step("mail", abs, 1, effect="external_side_effect")
+                if kind == "effect.asked"
+                else context.generate({}, "hello", tier="slow:m")
+            )
+            task = asyncio.get_running_loop().create_task(other)
+            await context.step("quick", time.sleep, 0.1, effect="read_only")
+            task.cancel()
+            raise ValueError("told to fail")
+
+    async def main() -> None:
+        models = "models: {providers: {slow: {kind: scripted, script: slow.yaml}}}\n"
+        async with asyncio.timeout(60), host_at(vault_dir, models, (Hasty,)) as host:
+            (vault_dir / "slow.yaml").write_text("replies: [{text: hi, delay_ms: 30000}]\n")
+            run_id = (await host.submit("hasty", {})).run_id
+            assert await host.drive(run_id) == "failed"
+            assert (await kinds(host, run_id)).count("effect.received") == 1
+            assert kind in await kinds(host, run_id)
+            assert (await host.replay(run_id)).code == "identical"
 
     asyncio.run(main())
 

@@ -42,6 +42,8 @@ _OUTSIDE_FACTS = frozenset(
         *("no_models", "tier_empty", "model_unknown", "model_ambiguous"),
     }
 )
+# How a run ends whose code had not come to its end, or whose end was not taken.
+_NOT_BY_CODE = frozenset({"timeout", "tree_timeout", "worker_lost", "output_invalid", "effect_abandoned"})
 
 
 async def replay_run(
@@ -158,7 +160,7 @@ async def _replay_code(ledger: Ledger, agents: Agents, executor: Callable[[State
         return "skipped: the run has not ended"
     if ended.state == "cancelled":
         return "skipped: the run was cancelled"
-    if ended.error is not None and ended.error.code in ("timeout", "tree_timeout", "worker_lost", "output_invalid"):
+    if ended.error is not None and ended.error.code in _NOT_BY_CODE:
         return f"skipped: the run ended with {ended.error.code}"
     try:
         finished, asked, extra = await _execute_again(ledger, agents, executor, history)
@@ -189,7 +191,9 @@ async def _execute_again(
                     recorded = history.answers.get(message.effect)
                     asked.add(message.effect)
                     if recorded is None:
-                        extra = extra or message.effect
+                        # What the code asked for and ended without, an outcome is not needed for.
+                        is_begun = message.effect in state.open or message.effect in state.asked
+                        extra = extra or ("" if is_begun else message.effect)
                         code.send(
                             Answer(message.id, error=ReplayMismatch(f"{message.effect} is not on record").record())
                         )
