@@ -74,7 +74,7 @@ class OracleRun(msgspec.Struct, frozen=True):
 class TestOracle(Hook):
     """An answer is accepted only when a command passes. A command that cannot run is no pass either.
 
-    After `rounds` answers that did not pass, the turn ends without one.
+    Once `rounds` answers were sent back, the next that does not pass ends the turn without one.
     """
 
     __test__ = False  # not a test, whatever its name makes a test runner think
