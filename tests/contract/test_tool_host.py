@@ -17,6 +17,7 @@ for _part in ("rig", "call", "stop"):
 from atlas import Done, tool  # noqa: E402 - after the asserts are made to explain themselves
 from atlas.engine.tool_host import WorkerToolHost  # noqa: E402
 from atlas.engine.tool_inline import InlineToolHost  # noqa: E402
+from atlas.kernel.batch import EVERYTHING  # noqa: E402
 from atlas.kernel.port import ToolHost  # noqa: E402
 from atlas.kernel.tool import TOOL_ATTRIBUTE  # noqa: E402
 from atlas.testing import tool_host_tools  # noqa: E402
@@ -104,3 +105,25 @@ def test_a_probe_that_does_not_come_back_cannot_tell() -> None:
         await host.drain()
 
     asyncio.run(work())
+
+
+def test_a_tool_that_does_not_say_what_it_touches_touches_everything() -> None:
+    release = threading.Event()
+
+    def hang() -> tuple[str, ...]:
+        release.wait(20)
+        return ()
+
+    @tool(timeout_s=0.05, resources=hang)
+    def send() -> str:
+        return "sent"
+
+    async def work() -> None:
+        host = InlineToolHost({"agent": [send]})
+        assert await host.resources("agent", "send", b"{}") == (EVERYTHING,)
+        await host.drain()
+
+    try:
+        asyncio.run(work())
+    finally:
+        release.set()

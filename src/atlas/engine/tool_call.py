@@ -19,6 +19,8 @@ from atlas.kernel.redact import Redactor
 from atlas.kernel.tool import EFFECT_KEY, NO_RESULT, SECRETS, LoadedTool, ToolFinding, ToolOutcome
 
 RESULT_LIMIT: Final = 4 * 1024 * 1024
+ASK_TIMEOUT_S: Final = 5.0
+"""How long a tool may take to say what a call would touch."""
 IN_DOUBT: Final = "\nNobody knows how far it got: look before doing it again."
 
 _Kept: TypeAlias = tuple[Any, BaseException | None]

@@ -18,7 +18,7 @@ from typing import Final, Self
 import msgspec
 
 from atlas.engine.launch import launch
-from atlas.engine.tool_call import IN_DOUBT, examined
+from atlas.engine.tool_call import ASK_TIMEOUT_S, IN_DOUBT, examined
 from atlas.engine.tool_process import Ending, Late, Lost, ToolProcess
 from atlas.engine.tool_server import THREADS
 from atlas.engine.tool_wire import (
@@ -35,7 +35,6 @@ from atlas.kernel.batch import EVERYTHING
 from atlas.kernel.errors import ErrorRecord, Invalid, NotFound, Unavailable
 from atlas.kernel.tool import ToolDefinition, ToolFinding, ToolOutcome
 
-_ASK_TIMEOUT_S: Final = 5.0
 _DRAINED: Final = ErrorRecord("tools_drained", "the tool's process was ended because Atlas is stopping")
 
 
@@ -90,7 +89,7 @@ class WorkerToolHost:
         if not definition.computes_resources:
             return (EVERYTHING,) if definition.resources is None else definition.resources
         ending = await self._ask(
-            self._folder(folder), lambda number: AskResources(number, name, msgspec.Raw(args)), _ASK_TIMEOUT_S
+            self._folder(folder), lambda number: AskResources(number, name, msgspec.Raw(args)), ASK_TIMEOUT_S
         )
         return ending.resources if isinstance(ending, ResourcesKnown) else (EVERYTHING,)
 

@@ -12,7 +12,8 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from atlas.engine.thread import Threads
-from atlas.engine.tool_call import IN_DOUBT, examined, find_out, is_stoppable, perform, resources_of
+from atlas.engine.tool_call import ASK_TIMEOUT_S, IN_DOUBT, examined, find_out, is_stoppable, perform, resources_of
+from atlas.kernel.batch import EVERYTHING
 from atlas.kernel.errors import Invalid, NotFound
 from atlas.kernel.port import ToolHost
 from atlas.kernel.tool import TOOL_ATTRIBUTE, LoadedTool, ToolDefinition, ToolFinding, ToolOutcome
@@ -44,10 +45,15 @@ class InlineToolHost:
         return tuple(tool.definition for _, tool in sorted(self._tools.get(folder, {}).items()))
 
     async def resources(self, folder: str, name: str, args: bytes) -> tuple[str, ...]:
-        """What a call would touch."""
+        """What a call would touch; everything when the tool does not say so soon."""
         if (other := self._other(folder)) is not None:
             return await other.resources(folder, name, args)
-        return await resources_of(self._tool(folder, name), args, self._threads.run)
+        tool = self._tool(folder, name)
+        try:
+            async with asyncio.timeout(min(ASK_TIMEOUT_S, tool.definition.timeout_s)):
+                return await resources_of(tool, args, self._threads.run)
+        except TimeoutError:
+            return (EVERYTHING,)
 
     def call(
         self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
