@@ -96,14 +96,14 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
-    """Whether every recorded decision came out identical when decided again, offline."""
+    """Whether every recorded decision came out identical when decided again, offline, and so did the code."""
 
     run_id: str
     decisions: int
     identical: bool
     mismatches: tuple[Mismatch, ...]
     code: str
-    """`identical`, `different`, or `skipped: <why>` for running the pinned code against the record."""
+    """`identical`, `different: <how>`, or `skipped: <why>` for running the pinned code against the record."""
 
 
 class VerifyReport(msgspec.Struct, frozen=True):

@@ -242,8 +242,13 @@ def test_replay_says_what_came_out_differently_and_exits_5(atlas: Any, host: Any
     host.replayed = ReplayReport(RUN, 3, False, (Mismatch(4, "allow", "deny"),), "identical")
     result = atlas("replay", RUN)
     assert result.exit_code == 5
+    assert "1 came out differently" in result.stdout
     assert "event 4" in result.stdout
-    host.replayed = ReplayReport(RUN, 3, True, (), "different")
+    host.replayed = ReplayReport(RUN, 3, False, (), "different: the output is not the recorded one")
+    result = atlas("replay", RUN)
+    assert result.exit_code == 5
+    assert "all identical" in result.stdout
+    assert "different: the output" in result.stdout
     assert atlas("replay", RUN, "--json").exit_code == 5
 
 

@@ -33,17 +33,15 @@ async def _replay(terminal: Terminal, word: str) -> int:
     async with terminal.open() as host:
         row = await host.find_run(word)
         report = await host.replay(row.run_id)
-    is_same = report.identical and report.code != "different"
     if terminal.is_json:
         terminal.emit(report)
-        return DONE if is_same else FAILED
-    verdict = (
-        "all identical" if report.identical else f"{count(len(report.mismatches), 'decision')} came out differently"
-    )
+        return DONE if report.identical else FAILED
+    found = len(report.mismatches)
+    verdict = f"{found} came out differently" if found else "all identical"
     terminal.say(f"{count(report.decisions, 'decision')} of {short(report.run_id)}: {verdict}")
     for mismatch in report.mismatches:
         terminal.say(f"  event {mismatch.seq}")
         terminal.say(f"    recorded  {one_line(mismatch.recorded, 200)}")
         terminal.say(f"    decided   {one_line(mismatch.decided, 200)}")
     terminal.say(f"code against the record: {clean(report.code)}")
-    return DONE if is_same else FAILED
+    return DONE if report.identical else FAILED
