@@ -643,6 +643,8 @@ def test_code_gets_whole_answers_and_hears_why_there_is_none(vault_dir: Path) ->
         "long": [("one, ", "length")],
         "long json": [('{"n"', "length"), (": 4}", "end")],
         "wrong, then long json": [("no json", "end"), ('{"n"', "length"), (": 4}", "end")],
+        "json cut at its end": [('{"n": 4}', "length"), ("", "end")],
+        "json cut and left": [('{"n"', "length"), ("", "end")],
         "endless json": [("[", "length")] * 3,
         "declined": [("I will not", "refusal")],
         "filtered": [("", "filter")],
@@ -654,6 +656,8 @@ def test_code_gets_whole_answers_and_hears_why_there_is_none(vault_dir: Path) ->
         first = request.messages[0].parts[0]
         assert isinstance(first, Text)
         text, stop = said[first.text].pop(0)
+        if not text and stop == "end":
+            raise ModelError("empty", "nothing was said")
         return ((Text(text),) if text else (), stop)
 
     async def main() -> None:
@@ -665,7 +669,8 @@ def test_code_gets_whole_answers_and_hears_why_there_is_none(vault_dir: Path) ->
             assert await host.drive(submitted.run_id) == "succeeded", (await host.report(submitted.run_id)).error
             output = msgspec.json.decode((await host.report(submitted.run_id)).output)
             declined = ["model_refusal", "model_filter"]
-            assert output["found"] == ["one", "answer_endless", {"n": 4}, {"n": 4}, "answer_endless", *declined]
+            whole, empty, endless = {"n": 4}, "model_empty", "answer_endless"
+            assert output["found"] == ["one", endless, whole, whole, whole, empty, endless, *declined]
             assert not any(said.values())
 
     asyncio.run(main())

@@ -14,7 +14,7 @@ from atlas.control.answer import MAX_REPAIRS, Complain, read
 from atlas.control.service import Asker
 from atlas.control.world import Effected
 from atlas.kernel.code import Need
-from atlas.kernel.errors import RunFailed
+from atlas.kernel.errors import AtlasError, RunFailed
 from atlas.kernel.hold import Hold
 from atlas.kernel.model import Delta, Message, Reply, Request, Tab, Text
 from atlas.kernel.turn import CUT_OFF
@@ -53,24 +53,38 @@ class Generator:
             wanted = msgspec.structs.replace(wanted, model=hold.model, max_output_tokens=limit)
         request = _request(wanted)
         complaint: str | None = None
-        said = ""
+        said = label = ""
         for _ in range(_asks(wanted)):
-            asked = await self._asker.ask(wanted.model, request, _unheard, tab)
+            try:
+                asked = await self._asker.ask(wanted.model, request, _unheard, tab)
+            except AtlasError as error:
+                whole = self._whole(said, wanted) if error.reason == "model_empty" else None
+                if whole is None:
+                    raise
+                return Effected(whole, label)
+            label = asked.label
             text = _text(asked.reply)
             said += text
             if asked.reply.stop == "length":
                 complaint, request = None, _told(request, text, CUT_OFF)
                 continue
             if wanted.output_schema is None:
-                return Effected(msgspec.json.encode(text), asked.label)
+                return Effected(msgspec.json.encode(text), label)
             value, complaint = read(said, wanted.output_schema, self._complain)
             if complaint is None:
-                return Effected(msgspec.json.encode(value), asked.label)
+                return Effected(msgspec.json.encode(value), label)
             request, said = _told(request, text, _REPAIR.format(complaint)), ""
         if complaint is None:
             hint = "Ask for less at a time, or for JSON by a schema: such an answer is continued."
             raise RunFailed("the answer was cut off before it came to an end", hint=hint, code="answer_endless")
         raise RunFailed(f"the model's answer breaks its schema: {complaint}", code="output_invalid")
+
+    def _whole(self, said: str, wanted: Wanted) -> bytes | None:
+        """An answer that was cut off at its very end, as JSON: a model that is told to go on has nothing to add."""
+        if not said or wanted.output_schema is None:
+            return None
+        value, complaint = read(said, wanted.output_schema, self._complain)
+        return msgspec.json.encode(value) if complaint is None else None
 
 
 def need_of(args: bytes) -> Need:
