@@ -119,15 +119,18 @@ class WorkerToolHost:
     async def probe(
         self, folder: str, name: str, args: bytes, effect_key: str, secrets: Mapping[str, str] | None = None
     ) -> ToolFinding:
-        """Finds out whether a call that may have happened did."""
+        """Finds out whether a call that may have happened did; looks again, alone, when the process was lost over it."""
         definition = await self._definition(folder, name)
         if not definition.has_probe:
             return ToolFinding("unknown", message=f"{name} has no probe")
+        here = self._folder(folder)
 
         def order(number: int) -> ToTools:
             return ProbeTool(number, name, msgspec.Raw(args), effect_key, dict(secrets or {}))
 
-        ending = await self._ask(self._folder(folder), order, definition.timeout_s)
+        ending = await self._ask(here, order, definition.timeout_s)
+        if isinstance(ending, Lost) and ending.error is not _DRAINED:
+            ending = await self._ask(here, order, definition.timeout_s, is_alone=True)
         match ending:
             case ProbeEnded():
                 return ToolFinding(ending.found, ending.text, ending.message)

@@ -111,6 +111,19 @@ async def a_call_that_died_and_can_be_looked_up_is_not_in_doubt(scene: Scene) ->
 
 
 @killing_case
+async def a_probe_whose_process_dies_looks_again(scene: Scene) -> None:
+    found = await scene.probe("looked_up", "k1", path=scene.path, deaths=1)
+    assert (found.found, found.text) == ("done", "seen")
+    assert scene.written == "."
+
+
+@killing_case
+async def a_probe_that_kills_every_process_cannot_tell(scene: Scene) -> None:
+    assert (await scene.probe("looked_up", "k1", path=scene.path, deaths=9)).found == "unknown"
+    assert scene.written == ".."
+
+
+@killing_case
 async def a_process_that_dies_takes_no_call_of_another_along(scene: Scene) -> None:
     calls = [scene.call("double", n=3), scene.call("die_once", path=scene.path), scene.call("double", n=4)]
     first, died, last = await together(calls)

@@ -32,6 +32,15 @@ def is_written_at_last(path: str, is_late: bool, effect_key: str) -> Done | None
     return is_written(path, effect_key)
 
 
+def dies_looking(path: str, deaths: int) -> Done | None:
+    """Dies so many times before it can tell."""
+    died = len(Path(path).read_text(encoding="utf-8")) if Path(path).exists() else 0
+    if died < deaths:
+        _append(path, ".")
+        os._exit(1)
+    return Done("seen")
+
+
 def cannot_tell(path: str) -> Done | None:
     """Fails, as a probe may."""
     raise OSError("nobody answers")
@@ -202,6 +211,11 @@ def die_once(path: str) -> str:
     """Dies after it did something that must not be repeated."""
     _append(path, ".")
     os._exit(1)
+
+
+@tool(probe=dies_looking)
+def looked_up(path: str, deaths: int) -> None:
+    """Has a probe that is not sure to live."""
 
 
 @tool(probe=is_written_at_last)
