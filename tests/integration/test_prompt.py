@@ -15,11 +15,11 @@ from agents_for_tests import AGENTS
 
 from atlas import AgentBase, AgentContext
 from atlas.app import open_host
-from atlas.control.history import load
+from atlas.control.history import bodies, load
 from atlas.control.host import Host
 from atlas.kernel.budget import Reservation
 from atlas.kernel.errors import AtlasError, Conflict, Invalid, NotFound
-from atlas.kernel.event import AttemptStarted, EffectIntended, decode_body, draft
+from atlas.kernel.event import AttemptStarted, EffectDoubted, EffectIntended, decode_body, draft
 from atlas.kernel.model import (
     Asked,
     Attempt,
@@ -162,6 +162,24 @@ def test_a_call_whose_arguments_nest_without_end_goes_back_to_the_model(
         assert (await host.replay(run_id)).identical
 
     with_host(vault_dir, behaviour, work)
+
+
+def test_the_record_says_why_nobody_knows_what_a_call_came_to(vault_dir: Path) -> None:
+    tools = vault_dir / "agents" / "advisor" / "tools"
+    tools.mkdir(parents=True)
+    (tools / "leave.py").write_text(
+        'import os\nfrom atlas import tool\n\n@tool\ndef leave() -> str:\n    """Leaves."""\n    os._exit(3)\n'
+    )
+
+    async def work(host: Host, asker: FakeAsker) -> None:
+        submitted = await host.submit("advisor", {"text": "go"})
+        assert await host.drive(submitted.run_id) == "in_doubt"
+        events = await host.ledger.events(submitted.run_id)
+        [doubt] = [body for _, body in bodies(events) if isinstance(body, EffectDoubted)]
+        assert "exited with status 3" in doubt.reason
+        assert "probe" not in doubt.reason, "it has none"
+
+    with_host(vault_dir, lambda request: call(("leave", {})), work)
 
 
 def test_an_answer_that_was_cut_off_is_continued(vault_dir: Path) -> None:

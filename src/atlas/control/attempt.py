@@ -322,7 +322,7 @@ class Attempt:
                 self._send(self._perform(message.id, effect))
             case "unknown":
                 self._calls.put_back(call)
-                self._doubt((effect,), f"the probe could not tell: {message.message}")
+                self._doubt((effect,), message.message)
             case _:
                 assert_never(message.found)
 

@@ -170,4 +170,4 @@ async def _probed(number: int, key: str, probe: Probing | None) -> Probed:
         return Probed(number, "unknown", message="the tool no longer has a probe")
     found = await probe(key)
     raw = msgspec.Raw(msgspec.json.encode(ToolOutcome(found.text)))
-    return Probed(number, found.found, raw, found.message)
+    return Probed(number, found.found, raw, f"the probe could not tell: {found.message}" if found.message else "")

@@ -117,7 +117,7 @@ async def _ask_probe(
                 return Probed(call_id, "done", msgspec.Raw(data))
         return Probed(call_id, "unknown", message=f"the probe returned {found!r:.200}; return Done(result) or None")
     except Exception as error:  # noqa: BLE001 - a probe is the agent's code; whatever it raises means it cannot tell
-        return Probed(call_id, "unknown", message=describe(error))
+        return Probed(call_id, "unknown", message=f"the probe could not tell: {describe(error)}")
 
 
 def _wants_key(fn: Callable[..., Any]) -> bool:
