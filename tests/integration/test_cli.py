@@ -450,17 +450,21 @@ def test_a_request_names_the_model_that_answered_it(atlas: Command) -> None:
     assert atlas.json("show", "@last", "--request", "1")["answered_by"] == "demo:script (scripted)"
 
 
-def test_a_terminal_that_is_closed_leaves_no_step_in_doubt(atlas: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("heeds, state", [(True, "queued"), (False, "succeeded")])
+def test_a_terminal_that_is_closed_leaves_no_step_in_doubt(
+    atlas: Command, tmp_path: Path, heeds: bool, state: str
+) -> None:
     atlas.add("counter", COUNTER)
     file = tmp_path / "counted.txt"
     words = ["run", "counter", "--key", "k", "--input", json.dumps({"path": str(file)})]
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if heeds else signal.SIG_IGN)  # ignored as under nohup
         os.execve(ATLAS, [str(ATLAS), *words], atlas.env)
     wait_for_lines(file, 2)
     os.close(terminal)
     os.waitpid(child, 0)
-    assert [row["state"] for row in atlas.json("runs")["runs"]] == ["queued"]
+    assert [row["state"] for row in atlas.json("runs")["runs"]] == [state]
     atlas(*words)
     assert file.read_text().split() == list("012345")
 
