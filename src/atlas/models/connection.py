@@ -19,9 +19,7 @@ from atlas.models.watch import Watch
 HEAD_LIMIT: Final = 64 * 1024
 UNREAD_LIMIT: Final = 256 * 1024
 _LINE_LIMIT: Final = 8 * 1024
-_BUFFER: Final = (
-    32 * 1024
-)  # kept with each connection: a new one of the loop's size for every read costs more than reading
+_BUFFER: Final = 32 * 1024
 _TOGETHER: Final = 64 * 1024  # up to this size a body is copied behind its head rather than sent by itself
 _LENGTH: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 _SIZE: Final = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,15})[ \t]*(?:;.*?)?\r\n", re.DOTALL)
@@ -86,20 +84,26 @@ class _Place(Enum):
     DONE = auto()
 
 
+def new_buffer() -> memoryview:
+    """Where what arrives is put. Made once: one for every read costs more than reading, one for each connection much memory."""
+    return memoryview(bytearray(_BUFFER))
+
+
 class Connection(asyncio.BufferedProtocol):
     """Carries one exchange after the other.
 
-    `status`, `headers` and `content_type`, without its parameters, are those of the answer that is arriving.
+    `status`, `headers` and `content_type`, without its parameters, are those of the answer that is arriving. All that a loop
+    reads may go through one `buffer`: what is put into it is taken out before anything else is read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, buffer: memoryview) -> None:
         self.status = 0
         self.headers = _NO_HEADERS
         self.content_type = ""
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
-        self._buffer = memoryview(bytearray(_BUFFER))
+        self._buffer = buffer
         self._place = _Place.IDLE
         self._kept = b""
         self._left = 0

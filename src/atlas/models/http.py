@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from atlas.kernel.model import ModelError, Usage
-from atlas.models.connection import Connection, Hear, NotHttp, Silent
+from atlas.models.connection import Connection, Hear, NotHttp, Silent, new_buffer
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -103,6 +103,7 @@ class Http:
 
     def __init__(self, patience: Patience = PATIENCE) -> None:
         self._patience = patience
+        self._buffer = new_buffer()
         self._known: dict[str, tuple[Target, Origin, bytes]] = {}
         self._open: set[Connection] = set()
         self._idle: dict[Origin, list[tuple[Connection, float]]] = {}
@@ -197,7 +198,9 @@ class Http:
             options["happy_eyeballs_delay"] = _HAPPY_EYEBALLS_S
         try:
             async with limit:
-                _, connection = await loop.create_connection(Connection, origin.host, origin.port, **options)
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self._buffer), origin.host, origin.port, **options
+                )
         except TimeoutError:
             if not limit.expired():
                 raise

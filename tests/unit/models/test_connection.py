@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atlas.kernel.model import ModelError, Usage
-from atlas.models.connection import HEAD_LIMIT, UNREAD_LIMIT, Connection, NotHttp, Silent
+from atlas.models.connection import HEAD_LIMIT, UNREAD_LIMIT, Connection, NotHttp, Silent, new_buffer
 from atlas.models.http import Http, Patience, Target
 
 CHUNKED = (
@@ -24,6 +24,7 @@ CHUNKED = (
 COUNTED = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\nX: 1\r\nx: 2\r\n\r\nhello world"
 ANNOUNCED = b"HTTP/1.1 100 Continue\r\n\r\n" + COUNTED
 UNTIL_CLOSED = b"HTTP/1.0 200 OK\r\n\r\nhello world"
+BUFFER = new_buffer()
 
 
 class Wire(asyncio.Transport):
@@ -49,7 +50,7 @@ class Wire(asyncio.Transport):
 
 
 def opened() -> tuple[Connection, Wire]:
-    connection, wire = Connection(), Wire()
+    connection, wire = Connection(BUFFER), Wire()
     connection.connection_made(wire)
     connection.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n", b"{}")
     return connection, wire
@@ -69,6 +70,21 @@ def in_loop(work: Callable[[], Awaitable[None]]) -> None:
             await work()
 
     asyncio.run(limited())
+
+
+def test_connections_that_share_a_buffer_keep_their_answers_apart() -> None:
+    async def work() -> None:
+        both = [opened()[0], opened()[0]]
+        answers = [COUNTED, COUNTED.replace(b"hello world", b"other words")]
+        for pieces in zip(
+            *([answer[at : at + 7] for at in range(0, len(answer), 7)] for answer in answers), strict=True
+        ):
+            for connection, piece in zip(both, pieces, strict=True):
+                connection.get_buffer(-1)[: len(piece)] = piece
+                connection.buffer_updated(len(piece))
+        assert [await heard(connection) for connection in both] == [b"hello world", b"other words"]
+
+    in_loop(work)
 
 
 @pytest.mark.parametrize("answer", [CHUNKED, COUNTED, ANNOUNCED, UNTIL_CLOSED])
@@ -220,7 +236,7 @@ class Ear:
 
 
 def listening(ear: Ear, first_byte_s: float = 5.0, silence_s: float = 5.0) -> tuple[Connection, Wire]:
-    connection, wire = Connection(), Wire()
+    connection, wire = Connection(BUFFER), Wire()
     connection.connection_made(wire)
     connection.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n", b"{}", ear, first_byte_s, silence_s)
     return connection, wire
