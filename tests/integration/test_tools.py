@@ -984,7 +984,7 @@ def test_resources_are_what_the_tool_says_and_everything_when_it_cannot(folder: 
 # Discovery and tools of this process
 
 
-def test_discovery_reads_each_content_once_and_starts_nothing_for_a_folder_without_tools(
+def test_discovery_reads_each_content_once_each_folder_once_and_starts_nothing_for_a_folder_without_tools(
     folder: Write, tmp_path: Path
 ) -> None:
     here = folder("@tool\ndef one(): pass\n", _not_a_tool="raise RuntimeError('never imported')\n")
@@ -997,12 +997,15 @@ def test_discovery_reads_each_content_once_and_starts_nothing_for_a_folder_witho
 
     async def body(host: WorkerToolHost) -> None:
         discovery = Discovery(host)
-        assert await discovery.declared(str(empty)) == ()
-        assert [one.name for one in await discovery.declared(here)] == ["one"]
+        assert await discovery.catalogue({str(empty): None}) == {}
+        assert list(await discovery.catalogue({here: None})) == ["one"]
         await host.drain()
-        assert [one.name for one in await discovery.declared(str(copy))] == ["one"]
+        with pytest.MonkeyPatch.context() as without:
+            without.setattr(host, "definitions", None)
+            assert list(await discovery.catalogue({str(copy): None})) == ["one"]
         (copy / "tools" / "more.py").write_text("from atlas.tools.tool import tool\n@tool\ndef two(): pass\n")
-        assert [one.name for one in await discovery.declared(str(copy))] == ["one", "two"]
+        assert list(await discovery.catalogue({str(copy): None})) == ["one"], "what is pinned does not change"
+        assert list(await discovery.catalogue({str(copy.rename(tmp_path / "new")): None})) == ["one", "two"]
 
     run(body)
 

@@ -2,8 +2,8 @@
 
     catalogue = await Discovery(host, builtins).catalogue({folder: None}, allow, deny)
 
-No file of a tool is imported here: the host reads what they declare in a worker. What a folder declares is remembered
-by the content of its files, so that the same files are read once, wherever they lie.
+No file of a tool is imported here: the host reads what they declare in a worker. The folders are pinned, so that each is looked
+at once; what it declares is remembered by the content of its files, so that the same files are read once, wherever they lie.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from atlas.kernel.port import ToolHost
 from atlas.kernel.tool import ToolDefinition
 
 _REMEMBERED: Final = 256
+
+T = TypeVar("T")
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -32,11 +34,12 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Discovery:
-    """Finds tools; remembers what folders declare."""
+    """Finds tools; remembers what pinned folders declare."""
 
     def __init__(self, host: ToolHost, builtins: Sequence[ToolDefinition] = ()) -> None:
         self._host = host
         self._builtins = tuple(builtins)
+        self._digests: dict[str, str] = {}
         self._declared: dict[str, tuple[ToolDefinition, ...]] = {}
 
     async def catalogue(
@@ -52,10 +55,8 @@ class Discovery:
         """
         found = {one.name: Offer(one) for one in self._builtins}
         reserved = frozenset(found)
-        unknown = [folder for folder, known in folders.items() if known is None]
-        digests = dict(zip(unknown, await asyncio.to_thread(_digests, unknown), strict=True)) if unknown else {}
         for folder, known in folders.items():
-            for definition in await self._named(folder, digests[folder]) if known is None else known:
+            for definition in await self._pinned(folder) if known is None else known:
                 if definition.name in reserved:
                     raise _reserved(definition)
                 found.setdefault(definition.name, Offer(definition, folder))
@@ -63,24 +64,21 @@ class Discovery:
         denied = tuple(deny)
         return {name: offer for name, offer in sorted(found.items()) if _may_use(name, allowed, denied)}
 
-    async def declared(self, folder: str) -> tuple[ToolDefinition, ...]:
-        """What the tools in `folder` declare; starts no process when there are none."""
-        return await self._named(folder, await asyncio.to_thread(tools_digest, folder))
-
-    async def _named(self, folder: str, digest: str) -> tuple[ToolDefinition, ...]:
+    async def _pinned(self, folder: str) -> tuple[ToolDefinition, ...]:
+        digest = self._digests.get(folder)
+        if digest is None:
+            digest = _keep(self._digests, folder, await asyncio.to_thread(tools_digest, folder))
         if not digest:
             return ()
         known = self._declared.get(digest)
-        if known is None:
-            known = await self._host.definitions(folder)
-            while len(self._declared) >= _REMEMBERED:
-                del self._declared[next(iter(self._declared))]
-            self._declared[digest] = known
-        return known
+        return _keep(self._declared, digest, await self._host.definitions(folder)) if known is None else known
 
 
-def _digests(folders: Sequence[str]) -> list[str]:
-    return [tools_digest(folder) for folder in folders]
+def _keep(remembered: dict[str, T], key: str, value: T) -> T:
+    while len(remembered) >= _REMEMBERED:
+        del remembered[next(iter(remembered))]
+    remembered[key] = value
+    return value
 
 
 def tools_digest(folder: str) -> str:
