@@ -89,7 +89,7 @@ def insert_signal(desk: Desk, signal: NewSignal) -> bool:
     values = (signal.id, signal.run_id, signal.kind, signal.principal, signal.body, desk.now_us, int(state in TERMINAL))
     if not desk.do("insert_signal", values):
         return False
-    desk.has_work = True
+    desk.work.add(signal.run_id)
     if state in PARKED and not owner:
         queue(desk, rowid, desk.now_us, place, priority, root_run_id)
     return True
@@ -134,7 +134,7 @@ def _create(desk: Desk, run: NewRun) -> None:
         tag_for(desk, run.place, run.priority, run.root_run_id) if is_ready else 0,
     )
     desk.do("insert_run", values)
-    desk.has_work = True
+    desk.work.add(run.run_id)
     desk.do("grow_tree", (run.root_run_id,))
     if run.parent_run_id:
         desk.do("drop_old_spawns", (run.root_run_id, rule.minute_start(now_us)))
@@ -165,7 +165,7 @@ def _move(desk: Desk, head: Head, batch: Append, state: RunState, released: bool
     Whether a signal is open is asked in the same transaction that parks: a signal committed before is seen here and
     queues the run, one committed later finds it parked and queues it. No order loses the wake-up.
     """
-    desk.has_work = True
+    desk.work.add(batch.lease.run_id)
     due_us = batch.due_us
     if released and state in PARKED and desk.one("has_signal", (batch.lease.run_id,)):
         state, due_us = rule.park(state, True), desk.now_us

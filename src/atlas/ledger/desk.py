@@ -23,10 +23,11 @@ T = TypeVar("T")
 class Transaction(Protocol):
     """The writer's connection and what its transaction knows; made and used in the writer's thread only.
 
-    `has_work` says whether the transaction made work for somebody: a submission, a signal, a run that rests or ends.
+    `work` has the runs that the transaction made work of for somebody: by a submission, by a signal, or because they rest or
+    have ended. One that is taken in the same transaction is nobody else's.
     """
 
-    has_work: bool
+    work: set[str]
 
     @property
     def changes(self) -> int:

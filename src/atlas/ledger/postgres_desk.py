@@ -54,7 +54,7 @@ class PostgresDesk:
         self._nonce = nonce
         self.now_us = 0
         self.position = 0
-        self.has_work = False
+        self.work: set[str] = set()
         self.changes = 0
         self.doubt: Doubt | None = None
         self._transaction = ""
@@ -93,7 +93,7 @@ class PostgresDesk:
         connection = self.connection
         with _in_one_piece(connection):
             self._send()
-            connection.execute(self.sql["announce_work" if self.has_work else "announce_events"], (self._nonce,))
+            connection.execute(self.sql["announce_work" if self.work else "announce_events"], (self._nonce,))
             self.doubt = Doubt(self._transaction, self._last_event)
             answer = connection.execute(self.sql["commit"])
         # A transaction that had failed would answer ROLLBACK without any error.
@@ -282,7 +282,7 @@ class PostgresDesk:
             self.connection.execute(self.sql[name], [list(column) for column in zip(*rows, strict=True)])
 
     def _reset(self) -> None:
-        self.has_work = False
+        self.work = set()
         self.changes = 0
         self._transaction = ""
         self._last_event = None

@@ -63,7 +63,7 @@ class PostgresWriter(Writer[PostgresDesk]):
 
     def _recover(self, desk: PostgresDesk, group: list[Job], deadline_s: float) -> News | None:
         """Connects again and finds out what became of the group: None when it has to be run again."""
-        news = News.WORK if desk.has_work else News.EVENTS
+        news = News.WORK if desk.work else News.EVENTS
         in_doubt = desk.doubt is not None
         pause_s = _FIRST_PAUSE_S
         while True:

@@ -91,7 +91,7 @@ def renew(desk: Desk, leases: Sequence[Lease], lease_s: float) -> list[Lease]:
 
 def expire(desk: Desk, owner: str) -> int:
     """Lets every live lease of `owner` lapse now."""
-    desk.has_work = True
+    desk.work.add(owner)  # stands for all that it held
     return desk.do("expire_owner", (desk.now_us, owner, desk.now_us))
 
 
@@ -117,4 +117,5 @@ def _take(desk: Desk, row: Any, wanted: Wanted) -> Claimed:
     lease = Lease(run_id, wanted.owner, generation + 1, desk.now_us + lease_us(wanted.lease_s))
     changed = (claimed_state(state), lease.owner, lease.generation, lease.until_us, desk.now_us, rowid)
     desk.do("take_run", changed)
+    desk.work.discard(run_id)
     return Claimed(lease, owner)

@@ -60,7 +60,7 @@ class SqliteDesk:
         self.clock = clock
         self.now_us = 0
         self.position = 0
-        self.has_work = False
+        self.work: set[str] = set()
         self.changes = 0
         self._inserts = {
             name: repeat_values(sql[name], _ROWS_MAX) for name in ("insert_event", "add_spend", "add_meter")
@@ -79,7 +79,7 @@ class SqliteDesk:
         at too. Behind the lock nobody can change either before this transaction ends.
         """
         self.cursor.execute("BEGIN IMMEDIATE")
-        self.has_work = False
+        self.work = set()
         self.changes = 0
         version = self._version()
         if version != self._known_version or self._known.size > _KNOWN_MAX:

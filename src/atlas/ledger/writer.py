@@ -156,7 +156,7 @@ class Writer(ABC, Generic[D]):
         if not desk.changes:
             desk.rollback()
             return News.NONE
-        news = News.WORK if desk.has_work else News.EVENTS
+        news = News.WORK if desk.work else News.EVENTS
         desk.commit()
         return news
 

@@ -14,7 +14,7 @@ from atlas.kernel.chain import check_chain
 from atlas.kernel.errors import BudgetRefused, StaleLease
 from atlas.kernel.event import NULL, Draft, Event, Logged, RunCreated, Spend, draft
 from atlas.kernel.hold import Cap, Hold, Meter
-from atlas.kernel.run import Append, Lease, NewRun
+from atlas.kernel.run import Append, Lease, NewRun, NewSignal
 from atlas.ledger import commit, migrate, queue
 from atlas.ledger.desk import CHANGE_HEAD
 from atlas.ledger.known import Head
@@ -60,6 +60,16 @@ def office(tmp_path: Path) -> Iterator[Office]:
     yield office
     for desk in office.desks:
         desk.close()
+
+
+def test_a_run_that_is_taken_where_it_was_made_is_work_for_nobody_else(office: Office) -> None:
+    desk = office.desk()
+    office.run(desk, "run_1")
+    assert not desk.work
+    desk.begin(())
+    commit.insert_signal(desk, NewSignal("sig_1", "run_1", "answer", "owner", b"{}"))
+    assert desk.work == {"run_1"}
+    desk.rollback()
 
 
 def chain_of(desk: SqliteDesk, run_id: str) -> list[Event]:

@@ -25,7 +25,7 @@ class NoteDesk:
         self.connection = sqlite3.connect(path, isolation_level=None)
         self.connection.execute("CREATE TABLE IF NOT EXISTS note (text TEXT UNIQUE)")
         self.commits = 0
-        self.has_work = False
+        self.work: set[str] = set()
         self.before = 0
 
     @property
@@ -269,7 +269,7 @@ def test_work_is_announced_as_work(tmp_path: Path) -> None:
     async def script(writer: Writer[NoteDesk]) -> None:
         def work(desk: NoteDesk) -> None:
             note("w")(desk)
-            desk.has_work = True
+            desk.work.add("run_1")
 
         await writer.put(work)
 
