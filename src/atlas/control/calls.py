@@ -12,7 +12,7 @@ import msgspec
 from atlas.control.world import NOTHING, Effected
 from atlas.kernel.code import Answer, CallMade, FromCode, Need, Perform, Performed, Probe, Probed, ToCode
 from atlas.kernel.errors import AtlasError, Cancelled, ErrorRecord, Fault, from_record
-from atlas.kernel.event import NO_SPEND, EffectClass, EffectKind, Spend
+from atlas.kernel.event import EffectClass, EffectKind, Spend
 from atlas.kernel.hold import Hold
 from atlas.kernel.model import Attempt, Tab
 from atlas.kernel.port import Clock
@@ -126,12 +126,14 @@ class Calls:
 def performed(call_id: int, done: Effected, tab: Tab, took_us: int, error: ErrorRecord | None = None) -> Performed:
     """What an effect came to, with everything that is on its tab."""
     attempts = tab.attempts
+    if not attempts:
+        return Performed(call_id, msgspec.Raw(done.result), error, took_us, model=done.model)
     return Performed(
         call_id,
         msgspec.Raw(done.result),
         error,
         took_us,
-        spend_of(attempts) if attempts else NO_SPEND,
+        spend_of(attempts),
         done.model,
         tab.is_estimated,
         sum(one.usage.cached_in for one in attempts),

@@ -321,9 +321,8 @@ def _named(state: GuardState, *names: str) -> GuardState:
 
 def _is_known(state: GuardState, call: Call, name: str) -> bool:
     """Whether the call was made before, be it under another id of the request."""
-    return name in state.calls or any(
-        one in state.new_names or one in state.old_names for one in (name, alike_call(call.tool, call.args))
-    )
+    names = (name, alike_call(call.tool, call.args))
+    return name in state.calls or not (state.new_names.isdisjoint(names) and state.old_names.isdisjoint(names))
 
 
 def _is_new(state: GuardState, marks: frozenset[int]) -> bool:
