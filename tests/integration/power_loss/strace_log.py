@@ -1,5 +1,7 @@
 """Reads what strace recorded: every system call with its arguments, in the order in which the calls returned.
 
+Only a close counts from when it was called: its number may be another file's, opened by another thread, before it returns.
+
 Made for `strace -f -y -xx`: strings and the paths of descriptors are hexadecimal, so no quoting can confuse it.
 """
 
@@ -74,7 +76,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 def calls(log: Path) -> Iterator[Call]:
-    """Every call in the log that succeeded, in the order in which they returned."""
+    """Every call in the log that succeeded, in the order in which they returned, and every close as it was called."""
     open_calls: dict[str, tuple[str, str, int]] = {}
     with log.open(encoding="ascii") as lines:
         for moment, line in enumerate(lines):
@@ -85,9 +87,13 @@ def calls(log: Path) -> Iterator[Call]:
             started = moment
             if half := _UNFINISHED.match(rest):
                 open_calls[thread] = (half[1], half[2], moment)
+                if half[1] == "close":
+                    yield Call("close", (half[2].strip(),), "0", moment, moment)
                 continue
             if half := _RESUMED.match(rest):
                 name, head, started = open_calls.pop(thread)
+                if name == "close":
+                    continue
                 rest = f"{name}({head}{half[2]}"
             whole = _WHOLE.match(rest)
             # What is not a call is the end of a thread or of the process.

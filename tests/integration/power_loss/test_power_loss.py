@@ -12,9 +12,23 @@ from pathlib import Path
 import pytest
 
 from integration.power_loss.replay import Replay, record
+from integration.power_loss.strace_log import calls
 from integration.power_loss.workload import WEAKNESSES
 
 SEED = 20260101
+LOG = """\
+7 openat(AT_FDCWD, "\\x61", O_RDWR) = 15<\\x61>
+7 close(15<\\x61> <unfinished ...>
+8 openat(AT_FDCWD, "\\x62", O_RDWR) = 15<\\x62>
+7 <... close resumed>) = 0
+8 close(15<\\x62>) = 0
+"""
+
+
+def test_a_number_that_is_closed_is_free_for_another_thread_at_once(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(LOG)
+    found = [(call.name, call.opened[1] or call.descriptor(0)[1]) for call in calls(tmp_path / "log")]
+    assert found == [("openat", "a"), ("close", "a"), ("openat", "b"), ("close", "b")]
 
 
 @pytest.mark.slow
