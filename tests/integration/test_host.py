@@ -487,6 +487,8 @@ def test_what_there_was_no_place_for_is_taken_when_one_is_given_back() -> None:
 
 @pytest.mark.parametrize("kind", ["effect.intended", "effect.asked"])
 def test_code_that_ends_while_a_call_of_its_own_is_open_replays(vault_dir: Path, kind: str) -> None:
+    others: list[asyncio.Task[Any]] = []
+
     class Hasty(AgentBase):
         """Does not wait for its other call."""
 
@@ -498,9 +500,8 @@ def test_code_that_ends_while_a_call_of_its_own_is_open_replays(vault_dir: Path,
                 if kind == "effect.asked"
                 else context.generate({}, "hello", tier="slow:m")
             )
-            task = asyncio.get_running_loop().create_task(other)
+            others.append(asyncio.get_running_loop().create_task(other))
             await context.step("quick", time.sleep, 0.1, effect="read_only")
-            task.cancel()
             raise ValueError("told to fail")
 
     async def main() -> None:
@@ -512,6 +513,9 @@ def test_code_that_ends_while_a_call_of_its_own_is_open_replays(vault_dir: Path,
             assert (await kinds(host, run_id)).count("effect.received") == 1
             assert kind in await kinds(host, run_id)
             assert (await host.replay(run_id)).code == "identical"
+            for other in others:
+                other.cancel()
+            await asyncio.wait(others)
 
     asyncio.run(main())
 
