@@ -495,19 +495,14 @@ def test_code_that_ends_while_a_call_of_its_own_is_open_replays(vault_dir: Path,
         contract = {"name": "hasty", "version": "1.0.0", "description": "does not wait"}
 
         async def execute(self, input: Any, context: Any) -> Any:
-            other = (
-                context.step("mail", abs, 1, effect="external_side_effect")
-                if kind == "effect.asked"
-                else context.generate({}, "hello", tier="slow:m")
-            )
+            effect = "external_side_effect" if kind == "effect.asked" else "read_only"
+            other = context.step("other", asyncio.sleep, 30, effect=effect)
             others.append(asyncio.get_running_loop().create_task(other))
             await context.step("quick", time.sleep, 0.1, effect="read_only")
             raise ValueError("told to fail")
 
     async def main() -> None:
-        models = "models: {providers: {slow: {kind: scripted, script: slow.yaml}}}\n"
-        async with asyncio.timeout(60), host_at(vault_dir, models, (Hasty,)) as host:
-            (vault_dir / "slow.yaml").write_text("replies: [{text: hi, delay_ms: 30000}]\n")
+        async with asyncio.timeout(60), host_at(vault_dir, agents=(Hasty,)) as host:
             run_id = (await host.submit("hasty", {})).run_id
             assert await host.drive(run_id) == "failed"
             assert (await kinds(host, run_id)).count("effect.received") == 1
