@@ -469,6 +469,21 @@ def test_a_terminal_that_is_closed_leaves_no_step_in_doubt(
     assert file.read_text().split() == list("012345")
 
 
+def test_an_interrupt_when_all_is_done_changes_nothing(atlas: Command) -> None:
+    ending = "threading.Thread(target=time.sleep, args=(3,)).start()"  # which the interpreter waits for
+    code = (
+        f"import sys, threading, time; sys.argv = ['atlas', '--version']; {ending}; from atlas.app import main; main()"
+    )
+    words = (sys.executable, "-c", code)
+    with subprocess.Popen(words, env=atlas.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("atlas ")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
+
+
 def test_closed_standard_streams_spoil_nothing(atlas: Command) -> None:
     assert shell(atlas, "run summarizer hello >&-").returncode == 0
     assert shell(atlas, "run summarizer hello <&- >&- 2>&-").returncode == 0

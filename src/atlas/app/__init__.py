@@ -53,6 +53,8 @@ def main() -> None:
         if is_usual:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         code = root.main(prog_name="atlas", standalone_mode=False, obj=Program(os.environ))
+        # All is done and said: what comes while the interpreter ends must not take the exit code away.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:
         code = interrupted(sys.argv[1:])
     sys.exit(code)
